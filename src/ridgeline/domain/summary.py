@@ -1,0 +1,171 @@
+"""The figures of a run in the one shape that every verb prints, stores and exports.
+
+The JSON form is `to_json`; its JSON Schema is printed by `ridgeline schema --of summary`.
+Times in seconds. None = not measured, or not supported by the sample (then `intervals` has the
+reason). An infinite value (a percentile that falls among failures) is the text "infinite".
+"""
+
+import math
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from ridgeline.domain.run import Source
+
+SUMMARY_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """Requests sent inside the window and what became of them."""
+
+    sent: int
+    ok: int
+    failed: int
+    error_rate: float | None
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Statistics of a latency, in seconds."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    n: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Counted inside the window: tokens and chunks by arrival, requests by their end."""
+
+    output_tokens_per_s: float | None = None
+    input_tokens_per_s: float | None = None
+    chunks_per_s: float | None = None
+    requests_per_s: float | None = None
+    per_gpu_output_tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """USD, from the price of the GPUs used."""
+
+    usd_per_million_output_tokens: float | None = None
+    usd_per_thousand_requests: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Arithmetic intensity (FLOP per byte) and shares of the hardware's bounds (0..1)."""
+
+    decode_intensity: float | None = None
+    prefill_intensity: float | None = None
+    mfu: float | None = None
+    mbu: float | None = None
+    share_of_bound: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Share of the requests that meet every per-request limit, and those per second."""
+
+    attainment: float | None = None
+    requests_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SloResult:
+    """One limit, the value found (ms or share, infinite among failures) and whether it was met.
+
+    met is None when the value is not known (sample too small, not measured).
+    """
+
+    limit: str
+    value: float | None
+    met: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """95 % interval of one figure; `reason` says why there is none or why to distrust it."""
+
+    low: float | None
+    high: float | None
+    n: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFigures:
+    """The client's self-check."""
+
+    loop_lag_p99_s: float | None = None
+    send_lateness_p99_s: float | None = None
+    cpu_share: float | None = None
+    receive_clock: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictFigures:
+    """valid, or void with reasons."""
+
+    valid: bool
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All figures of one run (or of the repeats of one experiment, merged).
+
+    `ttft_s` to `worst_stall_s` are over successes; `failures_as_infinite` has the same statistics
+    with every failure counted as infinitely slow, which SLOs and goodput use.
+    `tokens_estimated`: True when the server sent no usage and tokens were counted from chunks.
+    `accounting`: mean seconds of a request by where they went (queue, prefill, decode, ...).
+    """
+
+    source: Source
+    window_s: float
+    requests: RequestCounts
+    ttft_s: Percentiles
+    ttft_intent_s: Percentiles
+    itl_s: Percentiles
+    tpot_s: Percentiles
+    e2e_s: Percentiles
+    worst_stall_s: Percentiles
+    throughput: Throughput
+    cost: Cost
+    roofline: Roofline
+    goodput: Goodput
+    slo: tuple[SloResult, ...]
+    intervals: dict[str, Interval]
+    client: ClientFigures
+    verdict: VerdictFigures
+    failures_as_infinite: dict[str, Percentiles] = field(default_factory=dict)
+    tokens_estimated: bool = False
+    itl_note: str | None = None
+    accounting: dict[str, float] = field(default_factory=dict)
+    steps: dict[str, float] = field(default_factory=dict)
+    binding_limit: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The published JSON form."""
+        body: dict[str, Any] = {"schema": SUMMARY_SCHEMA}
+        for f in fields(self):
+            body[f.name] = jsonable(getattr(self, f.name))
+        return body
+
+
+def jsonable(value: Any) -> Any:
+    """Values of this module as JSON types; infinity becomes the text "infinite", NaN None."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: jsonable(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "infinite"
+    return value

@@ -1,0 +1,60 @@
+"""The port between experiments and whatever answers requests, twin or real."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.records import RecordSink
+from ridgeline.domain.run import RunFacts, Source, Watch
+from ridgeline.workload.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Limits of a real request, in seconds; None = no limit."""
+
+    connect_s: float = 10.0
+    first_s: float | None = 120.0
+    gap_s: float | None = 60.0
+    total_s: float | None = 600.0
+    grace_s: float = 60.0  # after the window: how long requests sent inside are followed
+
+
+@dataclass(frozen=True, slots=True)
+class DrivePlan:
+    """One run's traffic: the schedule, and what makes its prompts fresh.
+
+    `salt` goes into every prompt; runs with different salts share no prefix (unless the workload
+    declares sharing). `endpoint` is "chat" or "completions".
+    """
+
+    schedule: Schedule
+    salt: str
+    endpoint: str = "chat"
+    timeouts: Timeouts = Timeouts()
+
+
+class Endpoint(Protocol):
+    """Something that answers: a URL, or a twin."""
+
+    source: Source
+
+    def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
+        """Offer the plan's traffic, pass every ended request to `sink`, return what is known.
+
+        Requests sent before the window's end are followed to their end (or to the grace time).
+        Ctrl-C reaches it as `watch.stop_asked()`. Raises EndpointError when nothing answers.
+        """
+
+
+class Engine(Protocol):
+    """Turns a configuration into a running endpoint, and takes it down again."""
+
+    name: str
+
+    def start(self, configuration: Configuration) -> AbstractContextManager[Endpoint]:
+        """Start it; the endpoint is ready when the context is entered.
+
+        Raises RunFailed with the engine's own words when it cannot start.
+        """
