@@ -1,0 +1,87 @@
+"""A small process between Ridgeline and an engine, so that no engine outlives its Ridgeline.
+
+Run as `python -m ridgeline.engines.guard FD CMD...`: starts CMD in a session of its own and waits
+for the first of two things. When the command ends, the guard ends with its exit code. When the
+pipe FD closes, which the kernel does for a parent that dies in any way, `kill -9` included, the
+guard stops the command's whole process group: TERM, a grace time, KILL.
+
+PR_SET_PDEATHSIG alone would not do: it reaches the direct child only, and it fires when the thread
+that started the child ends. As a "child subreaper" the guard also inherits grandchildren that have
+left the process group, so it can find them; nothing else on the machine is ever touched.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+import psutil
+
+PR_SET_CHILD_SUBREAPER = 36
+GRACE_S = 10.0
+
+
+class Guard:
+    """Runs one command until it ends or until `pipe` (a file descriptor) is closed by the parent.
+
+    The exit code is the command's own, or 128 + signal when a signal ended it.
+    """
+
+    def __init__(self, pipe: int, command: list[str]) -> None:
+        self._pipe = pipe
+        self._asked = False
+        # Ctrl-C in a terminal reaches the guard too; only Ridgeline decides when an engine stops.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._on_term)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._child = subprocess.Popen(command, start_new_session=True)  # noqa: S603  the user's own
+
+    def _on_term(self, _signal: int, _frame: FrameType | None) -> None:
+        self._asked = True
+
+    def run(self) -> int:
+        """Wait, clean up, and return the exit code."""
+        while self._child.poll() is None and not self._asked:
+            ready, _, _ = select.select([self._pipe], [], [], 0.05)
+            if ready and not os.read(self._pipe, 1):
+                break
+        self.stop()
+        code = self._child.returncode
+        return 1 if code is None else code if code >= 0 else 128 - code
+
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """End the command's group and every other descendant: TERM, wait, KILL."""
+        for sig, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+            left = self._living()
+            if not left:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, sig)
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(sig)
+            deadline = time.monotonic() + patience_s
+            while self._living() and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    def _living(self) -> list[psutil.Process]:
+        """Descendants that have not ended; collects those that have, adopted ones too."""
+        self._child.poll()
+        living = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    living.append(process)
+                elif process.ppid() == os.getpid() and process.pid != self._child.pid:
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(process.pid, os.WNOHANG)
+        return living
+
+
+if __name__ == "__main__":
+    sys.exit(Guard(int(sys.argv[1]), sys.argv[2:]).run())

@@ -1,0 +1,64 @@
+"""One engine process under a guard: start it, follow its log, know at once when it ends."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+class EngineProcess:
+    """A command that dies with us, with everything it started; its output goes to `log`.
+
+    Raises OSError when the command cannot be started at all (the guard reports a missing program
+    as exit code 1 with the reason in the log).
+    """
+
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        read_end, self._write_end = os.pipe()
+        os.set_inheritable(read_end, True)
+        with log.open("ab") as out:
+            # -P: a file named like a module in the current folder must not be imported instead
+            self._guard = subprocess.Popen(  # noqa: S603  the user's own command
+                [sys.executable, "-P", "-m", "ridgeline.engines.guard", str(read_end), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                pass_fds=(read_end,),
+                start_new_session=True,
+            )
+        os.close(read_end)
+        self.started_s = time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        """The guard's process id; the engine is its only child."""
+        return self._guard.pid
+
+    def poll(self) -> int | None:
+        """Exit code, None while it runs."""
+        return self._guard.poll()
+
+    def log_text(self) -> str:
+        """Everything the engine wrote so far (undecodable bytes replaced)."""
+        return self.log.read_text(errors="replace")
+
+    def stop(self, patience_s: float = 20.0) -> None:
+        """End it and everything it started; returns when nothing of it is left."""
+        with contextlib.suppress(OSError):
+            os.close(self._write_end)
+        try:
+            self._guard.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            # The guard itself hangs: take its engine's group down with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._guard.pid, signal.SIGKILL)
+            self._guard.wait(5.0)

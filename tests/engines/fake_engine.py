@@ -1,0 +1,51 @@
+"""A stand-in for an engine process: prints a given log, then ends, hangs or serves.
+
+usage: fake_engine.py LOGFILE ending [--port N and anything else that an engine is given]
+ending: exit=CODE | serve | hang (health 200, completions never) | children (serve, with a
+grandchild in a session of its own)
+"""
+
+import http.server
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    ending = "serve"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        if self.ending == "hang":
+            time.sleep(600)
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def main() -> None:
+    print(Path(sys.argv[1]).read_text(), flush=True)
+    ending = sys.argv[2]
+    if ending.startswith("exit="):
+        sys.exit(int(ending.removeprefix("exit=")))
+    if ending == "children":
+        subprocess.Popen(["setsid", "sleep", "600"])
+        subprocess.Popen(["sleep", "600"])
+    Handler.ending = ending
+    port = int(sys.argv[sys.argv.index("--port") + 1])
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    time.sleep(600)
+
+
+main()

@@ -1,0 +1,122 @@
+"""Starting, failing, hanging and stopping engine processes, with a fake engine."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ridgeline.domain.errors import RunFailed
+from ridgeline.domain.knobs import Configuration, Knobs
+from ridgeline.engines.process import EngineProcess
+from ridgeline.engines.vllm import VllmEngine, VllmLaunch
+from ridgeline.engines.vllm_args import serve_arguments
+
+FAKE = Path(__file__).with_name("fake_engine.py")
+
+
+def launch(tmp_path: Path, log: str, ending: str, **more: object) -> VllmLaunch:
+    text = tmp_path / "prepared.log"
+    text.write_text(log)
+    command = (sys.executable, str(FAKE), str(text), ending)
+    return VllmLaunch(command=command, log_folder=tmp_path / "logs", **more)  # type: ignore[arg-type]
+
+
+def configuration(**knobs: object) -> Configuration:
+    return Configuration("tiny", Knobs().with_changes(knobs), engine="vllm")
+
+
+def test_knobs_become_the_arguments_that_vllm_takes() -> None:
+    knobs = Knobs(
+        max_num_seqs=64,
+        enable_prefix_caching=False,
+        enforce_eager=True,
+        gpu_memory_utilization=0.9,
+        cudagraph_capture_sizes=(1, 2, 4),
+        speculative_config={"method": "ngram", "num_speculative_tokens": 3},
+        data_parallel_size=4,
+    )
+    assert serve_arguments(knobs) == [
+        "--max-num-seqs", "64",
+        "--no-enable-prefix-caching",
+        "--gpu-memory-utilization", "0.9",
+        "--enforce-eager",
+        "--cudagraph-capture-sizes", "1", "2", "4",
+        "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}',
+    ]  # fmt: skip
+
+
+def test_a_failed_start_is_known_at_once_with_its_class(tmp_path: Path) -> None:
+    log = "INFO x\nValueError: No available memory for the cache blocks. Try increasing it.\n"
+    engine = VllmEngine(launch(tmp_path, log, "exit=1", ready_s=600))
+    begun = time.monotonic()
+    with (
+        pytest.raises(RunFailed, match=r"kv_none.*exit code 1") as caught,
+        engine.start(configuration()),
+    ):
+        pass
+    assert time.monotonic() - begun < 10  # not the 600 s of the ready limit
+    assert caught.value.exit_code == 3
+    assert caught.value.where is not None
+    assert "No available memory" in Path(caught.value.where).read_text()
+
+
+def test_health_200_without_completions_is_a_hang(tmp_path: Path) -> None:
+    engine = VllmEngine(launch(tmp_path, "INFO up", "hang", ready_s=2))
+    with pytest.raises(RunFailed, match="hung"), engine.start(configuration()):
+        pass
+
+
+def test_a_missing_program_is_one_clear_line(tmp_path: Path) -> None:
+    engine = VllmEngine(VllmLaunch(command=("no-such-vllm",), log_folder=tmp_path))
+    with pytest.raises(RunFailed, match="no-such-vllm"), engine.start(configuration()):
+        pass
+
+
+def test_stopping_takes_grandchildren_and_nobody_else(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("")
+    bystander = subprocess.Popen(["sleep", "600"], env={**os.environ, "NAME": "vllm"})
+    command = [sys.executable, str(FAKE), str(tmp_path / "log"), "children", "--port", "0"]
+    process = EngineProcess(command, tmp_path / "out")
+    try:
+        family = _family_of(process.pid, at_least=3)
+        process.stop()
+        assert [p for p in family if p.is_running()] == []
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_kill_9_of_ridgeline_leaves_no_engine_behind(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("")
+    script = (
+        "import sys, time; from pathlib import Path\n"
+        "from ridgeline.engines.process import EngineProcess\n"
+        f"p = EngineProcess([sys.executable, {str(FAKE)!r}, {str(tmp_path / 'log')!r}, 'children',"
+        f" '--port', '0'], Path({str(tmp_path / 'out')!r}))\n"
+        "print(p.pid, flush=True); time.sleep(600)\n"
+    )
+    ours = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert ours.stdout is not None
+    guard = int(ours.stdout.readline())
+    family = [psutil.Process(guard), *_family_of(guard, at_least=3)]
+    os.kill(ours.pid, signal.SIGKILL)
+    ours.wait()
+    ours.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(p.is_running() and p.status() != "zombie" for p in family):
+        assert time.monotonic() < deadline, f"still there: {family}"
+        time.sleep(0.05)
+
+
+def _family_of(pid: int, at_least: int) -> list[psutil.Process]:
+    deadline = time.monotonic() + 10
+    while len(family := psutil.Process(pid).children(recursive=True)) < at_least:
+        assert time.monotonic() < deadline, family
+        time.sleep(0.05)
+    return family
