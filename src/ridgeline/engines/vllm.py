@@ -139,7 +139,9 @@ class VllmEngine:
                 raise _start_failed(replica, code)
             if healthy_s is None and _get(replica.port, "/health") == 200:
                 healthy_s = time.monotonic() - replica.process.started_s
-            if healthy_s is not None and _complete(replica.port, model):
+            if healthy_s is not None and _complete(
+                replica.port, model, deadline - time.monotonic()
+            ):
                 log = replica.process.log_text()
                 replica.start = {
                     "healthy_s": round(healthy_s, 3),
@@ -176,10 +178,10 @@ def _get(port: int, path: str) -> int | None:
         connection.close()
 
 
-def _complete(port: int, model: str) -> bool:
+def _complete(port: int, model: str, limit_s: float) -> bool:
     """True when one real token came back: a hung engine answers /health too."""
     body = json.dumps({"model": model, "prompt": "ready?", "max_tokens": 1})
-    connection = http.client.HTTPConnection(HOST, port, timeout=60)
+    connection = http.client.HTTPConnection(HOST, port, timeout=max(limit_s, 0.1))
     try:
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         return connection.getresponse().status == 200
