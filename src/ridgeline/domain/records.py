@@ -52,6 +52,8 @@ class RequestRecord:
     Exactly one of `chunk_ns` (arrival of each content chunk) and `steps` is given.
     `chunk_shared[i]` marks a chunk that came out of the same read as the one before it.
     `arrived_ns` and `scheduled_ns` (taken in by the engine, first scheduled) are known to twins.
+    `retries`: times it was sent again because a kept-alive connection had closed unanswered.
+    `read_timed`: how many of its chunks carry the time of the read, not the kernel's receive time.
     """
 
     index: int
@@ -77,6 +79,8 @@ class RequestRecord:
     traffic_class: str | None = None
     target: int | None = None
     preemptions: int | None = None
+    retries: int | None = None
+    read_timed: int | None = None
     chunk_ns: Ints | None = None
     chunk_shared: Bools | None = None
     steps: StepRuns | None = None
@@ -187,7 +191,7 @@ NUMBER_COLUMNS = (
     "planned_prompt_tokens", "planned_output_tokens",
     "prompt_tokens", "output_tokens", "cached_tokens",
     "http_status", "connect_ns", "first_answer_ns", "arrived_ns", "scheduled_ns",
-    "target", "preemptions",
+    "target", "preemptions", "retries", "read_timed",
 )  # fmt: skip
 TEXT_COLUMNS = ("failure", "failure_detail", "finish_reason", "traffic_class")
 
