@@ -157,8 +157,8 @@ def wait_until_it_answers(server: RealVllm, process: EngineProcess) -> None:
     raise RuntimeError(f"vLLM did not answer within {START_LIMIT_S:g} s:\n{tail(server.log)}")
 
 
-def tail(log: Path, lines: int = 40) -> str:
-    """The end of the engine's log."""
+def tail(log: Path, lines: int = 120) -> str:
+    """The end of the engine's log; vLLM names the cause well above its last traceback."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
