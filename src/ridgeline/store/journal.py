@@ -1,0 +1,188 @@
+"""The journal of a run: append-only frames that survive `kill -9`.
+
+A frame is its length and CRC-32 (both little-endian, 4 bytes) and then a kind byte and a body.
+What has reached `os.write` is in the kernel's hands and outlives the process. A last frame that
+was cut short, or whose checksum is wrong, ends the reading: everything before it is whole.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import struct
+import threading
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ridgeline.domain.errors import StoreError
+from ridgeline.domain.records import RequestRecord, RunEvent, StepTable
+from ridgeline.store import codec
+from ridgeline.store.files import store_error
+
+MAGIC = b"RIDGEJ1\n"
+_FRAME = struct.Struct("<II")
+HEAD, REQUEST, EVENT, STEPS, FACTS = b"H", b"R", b"E", b"S", b"F"
+FLUSH_EVERY_S = 0.25
+
+
+@dataclass(slots=True)
+class JournalContent:
+    """What a journal holds. `head` and `facts` are JSON objects; facts is None in a torn run.
+
+    cut_bytes: length of the torn tail that was left out.
+    """
+
+    head: dict[str, Any] = field(default_factory=dict)
+    requests: list[RequestRecord] = field(default_factory=list)
+    events: list[RunEvent] = field(default_factory=list)
+    steps: StepTable | None = None
+    facts: dict[str, Any] | None = None
+    cut_bytes: int = 0
+
+
+class Journal:
+    """A RecordSink that appends to a file. Close it, or use it as a context manager.
+
+    Records are encoded by the caller (microseconds) and written by a thread of its own every
+    quarter of a second, because a write may wait for the disk and the load client must not.
+    An error of the disk is raised as StoreError by the next call; what was written stays.
+    """
+
+    def __init__(self, path: Path, head: dict[str, Any]) -> None:
+        self.path = path
+        self._buffer = bytearray(MAGIC)
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = False
+        self._error: StoreError | None = None
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._fd = os.open(path, flags, 0o644)
+            # Tells a live run from an abandoned one: the kernel drops it with the process.
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise store_error(error, path) from error
+        self._append(HEAD, json.dumps(head, separators=(",", ":")).encode())
+        self._flush()
+        self._raise_error()
+        self._thread = threading.Thread(target=self._flush_often, name="journal", daemon=True)
+        self._thread.start()
+
+    def request(self, record: RequestRecord) -> None:
+        """Take one ended request."""
+        self._append(REQUEST, codec.request_to_bytes(record))
+
+    def event(self, event: RunEvent) -> None:
+        """Take one event."""
+        self._append(EVENT, codec.event_to_bytes(event))
+
+    def steps(self, table: StepTable) -> None:
+        """Take a twin's steps."""
+        self._append(STEPS, codec.steps_to_bytes(table))
+
+    def facts(self, facts: dict[str, Any]) -> None:
+        """Take what is known at the end of the run: the frame that says it was not torn."""
+        self._append(FACTS, json.dumps(facts, separators=(",", ":")).encode())
+
+    def close(self) -> None:
+        """Write what is left and let go of the file; raises StoreError if that fails."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        self._flush()
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+        self._raise_error()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _append(self, kind: bytes, body: bytes) -> None:
+        self._raise_error()
+        payload = kind + body
+        frame = _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+        with self._lock:
+            self._buffer += frame
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _flush_often(self) -> None:
+        while not self._closing:
+            self._wake.wait(FLUSH_EVERY_S)
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            data, self._buffer = memoryview(bytes(self._buffer)), bytearray()
+        try:
+            while data and self._error is None:
+                data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            self._error = store_error(error, self.path)
+
+
+def is_being_written(path: Path) -> bool:
+    """True while a living process holds the journal open."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def read_journal(path: Path) -> JournalContent:
+    """Everything whole in a journal; raises StoreError only when it cannot be read at all."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise store_error(error, path, "cannot read") from error
+    content = JournalContent()
+    at = len(MAGIC)
+    if data[:at] != MAGIC:
+        # Killed before the first write came through: nothing was measured yet.
+        if not MAGIC.startswith(data[:at]):
+            raise StoreError("is not a journal of Ridgeline", where=str(path))
+        return JournalContent(cut_bytes=len(data))
+    while at + _FRAME.size < len(data):
+        length, checksum = _FRAME.unpack_from(data, at)
+        start = at + _FRAME.size
+        payload = data[start : start + length]
+        if length == 0 or len(payload) < length or zlib.crc32(payload) != checksum:
+            break
+        try:
+            _take(content, payload[:1], payload[1:])
+        except (ValueError, KeyError, TypeError, struct.error):
+            break  # a frame of an unknown form: nothing after it can be trusted to be ours
+        at = start + length
+    content.cut_bytes = len(data) - at
+    return content
+
+
+def _take(content: JournalContent, kind: bytes, body: bytes) -> None:
+    if kind == REQUEST:
+        content.requests.append(codec.request_from_bytes(body))
+    elif kind == EVENT:
+        content.events.append(codec.event_from_bytes(body))
+    elif kind == STEPS:
+        content.steps = codec.steps_from_bytes(body)
+    elif kind == HEAD:
+        content.head = json.loads(body)
+    elif kind == FACTS:
+        content.facts = json.loads(body)
+    else:
+        raise ValueError(kind)
