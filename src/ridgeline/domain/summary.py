@@ -39,13 +39,17 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Counted inside the window: tokens and chunks by arrival, requests by their end."""
+    """Of successful requests, inside the window: tokens and chunks by arrival, requests by end.
+
+    Input tokens count when the first chunk arrives. The peak is that of the best whole second.
+    """
 
     output_tokens_per_s: float | None = None
     input_tokens_per_s: float | None = None
     chunks_per_s: float | None = None
     requests_per_s: float | None = None
     per_gpu_output_tokens_per_s: float | None = None
+    peak_output_tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,8 @@ class Summary:
     `ttft_s` to `worst_stall_s` are over successes; `failures_as_infinite` has the same statistics
     with every failure counted as infinitely slow, which SLOs and goodput use.
     `tokens_estimated`: True when the server sent no usage and tokens were counted from chunks.
+    `stalled_requests_share`: share of the successes with a gap above half a second.
+    `notes`: how figures have to be read (tokens spread over chunks, partial replies, ...).
     `accounting`: mean seconds of a request by where they went (queue, prefill, decode, ...).
     """
 
@@ -146,6 +152,8 @@ class Summary:
     failures_as_infinite: dict[str, Percentiles] = field(default_factory=dict)
     tokens_estimated: bool = False
     itl_note: str | None = None
+    stalled_requests_share: float | None = None
+    notes: tuple[str, ...] = ()
     accounting: dict[str, float] = field(default_factory=dict)
     steps: dict[str, float] = field(default_factory=dict)
     binding_limit: str | None = None

@@ -1,0 +1,409 @@
+"""What is measured, defined once, as pure functions of stored time stamps.
+
+first, last: arrival of a request's first and last chunk with content. A request belongs to the
+window in which it was sent (in which it was meant to start when it could not be sent) and is
+followed to its end; a gap belongs to the window in which it ends; a token to that in which its
+chunk arrives.
+
+TTFT = first - sent. TTFT from intent = first - intended. E2E = last - sent.
+TPOT = (last - first) / (output tokens - 1). ITL = gaps between consecutive chunks of a request,
+pooled. Worst stall = a request's largest gap. All in seconds.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from ridgeline.domain.accounting import Bounds, account
+from ridgeline.domain.attainment import attained, judge
+from ridgeline.domain.errors import StoreError
+from ridgeline.domain.intervals import (
+    Blocks,
+    blocks,
+    latency_intervals,
+    rate_interval,
+    share_interval,
+)
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.percentile import inverted_cdf, percentiles
+from ridgeline.domain.records import Bools, Floats, Ints, RunRecords
+from ridgeline.domain.run import RunFacts, Verdict, Window
+from ridgeline.domain.slo import Slo
+from ridgeline.domain.summary import (
+    ClientFigures,
+    Cost,
+    Goodput,
+    Interval,
+    Percentiles,
+    RequestCounts,
+    Summary,
+    Throughput,
+    VerdictFigures,
+)
+
+STALL_S = 0.5  # a gap that a reader notices as a stop
+FASTEST_TPOT_S = 50e-6  # above 20 000 tokens/s the reply came in one piece, not as a stream
+SHARED_LIMIT = 0.01  # share of chunks out of one read with the one before that ITL can bear
+LATENCIES = ("ttft_s", "ttft_intent_s", "itl_s", "tpot_s", "e2e_s", "worst_stall_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The window's requests and gaps. Seconds; NaN = did not happen or cannot be told.
+
+    Per request sent inside: `start_ns`, `ok`, `values` by name (LATENCIES without itl_s).
+    Per gap of a successful request that ended inside: `gaps_s`, `gap_end_ns`; `shared_gaps` of
+    them lie between chunks of one read. `lost_gaps`: those that the failed requests sent inside
+    owe (their planned output tokens - 1, at least one each), infinite in the view of failures.
+    `rows` are the places of the requests in the records. `tokens_estimated`: counted from chunks.
+    """
+
+    window: Window
+    rows: Ints
+    start_ns: Floats
+    ok: Bools
+    values: dict[str, Floats]
+    gaps_s: Floats
+    gap_end_ns: Ints
+    shared_gaps: int
+    lost_gaps: int
+    tokens_estimated: bool
+    untimed: int  # successes whose reply came too much at once for a time per token
+
+    def successes(self, name: str) -> Floats:
+        """Values of the requests that succeeded, or the pooled gaps for "itl_s"."""
+        if name == "itl_s":
+            return self.gaps_s
+        values = self.values[name]
+        return values[self.ok & ~np.isnan(values)]
+
+    def infinite(self, name: str) -> int:
+        """How many infinitely slow values the failures add."""
+        return self.lost_gaps if name == "itl_s" else int(np.count_nonzero(~self.ok))
+
+    def percentiles(self, name: str, *, failures: bool = False) -> Percentiles:
+        """Statistics over successes, or with every failure as infinitely slow."""
+        return percentiles(self.successes(name), self.infinite(name) if failures else 0)
+
+
+def take_sample(records: RunRecords, window: Window) -> Sample:
+    """Cut the window out of a run. Raises StoreError when a duration is negative."""
+    start_ns = np.where(np.isnan(records.sent_ns), records.intended_ns, records.sent_ns)
+    inside = (start_ns >= window.start_ns) & (start_ns < window.end_ns)
+    rows = np.flatnonzero(inside)
+    all_ok = records.ok
+    ok = all_ok[rows]
+    tokens, estimated = output_tokens(records)
+    gaps_ns, is_gap = _gaps(records)
+    stalls = _per_request_max(records, gaps_ns)[rows]
+    first, last, sent = (getattr(records, f"{n}_ns")[rows] for n in ("first", "last", "sent"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot = np.where(tokens[rows] > 1, (last - first) / 1e9 / (tokens[rows] - 1), np.nan)
+    streamed = tpot >= FASTEST_TPOT_S
+    values = {
+        "ttft_s": (first - sent) / 1e9,
+        "ttft_intent_s": (first - records.intended_ns[rows]) / 1e9,
+        "tpot_s": np.where(streamed, tpot, np.nan),
+        "e2e_s": (last - sent) / 1e9,
+        "worst_stall_s": stalls / 1e9,
+    }
+    for name, column in values.items():
+        _refuse_negative(name, column, records.index[rows])
+    ends = records.chunk_ns
+    owner_ok = np.repeat(all_ok, np.diff(records.chunk_start))
+    kept = is_gap & owner_ok & (ends >= window.start_ns) & (ends < window.end_ns)
+    owed = np.nan_to_num(records.planned_output_tokens[rows][~ok], nan=2.0) - 1
+    return Sample(
+        window=window,
+        rows=rows,
+        start_ns=start_ns[rows],
+        ok=ok,
+        values=values,
+        gaps_s=gaps_ns[kept] / 1e9,
+        gap_end_ns=ends[kept],
+        shared_gaps=int(np.count_nonzero(records.chunk_shared[kept])),
+        lost_gaps=int(np.maximum(owed, 1).sum()),
+        tokens_estimated=bool(np.any(estimated[rows] & ok)),
+        untimed=int(np.count_nonzero(ok & ~np.isnan(tpot) & ~streamed)),
+    )
+
+
+def output_tokens(records: RunRecords) -> tuple[Floats, Bools]:
+    """Output tokens per request: the server's count, else one a chunk (then marked True)."""
+    chunks = np.diff(records.chunk_start)
+    estimated = np.isnan(records.output_tokens)
+    return np.where(estimated, chunks, records.output_tokens), estimated
+
+
+def _gaps(records: RunRecords) -> tuple[Ints, Bools]:
+    """Per chunk the time (ns) since the chunk before, and whether it has one in its request."""
+    gaps = np.zeros(len(records.chunk_ns), dtype=np.int64)
+    np.subtract(records.chunk_ns[1:], records.chunk_ns[:-1], out=gaps[1:])
+    is_gap = np.ones(len(gaps), dtype=np.bool_)
+    starts = records.chunk_start[:-1]
+    starts = starts[starts < len(gaps)]
+    gaps[starts], is_gap[starts] = 0, False
+    if len(gaps) and gaps.min() < 0:
+        owner = int(np.searchsorted(records.chunk_start, gaps.argmin(), side="right")) - 1
+        _damaged(int(records.index[owner]), "gap", float(gaps.min()) / 1e9)
+    return gaps, is_gap
+
+
+def _per_request_max(records: RunRecords, gaps_ns: Ints) -> Floats:
+    """Largest gap of each request, NaN for fewer than two chunks."""
+    largest = np.full(len(records), np.nan)
+    several = np.diff(records.chunk_start) >= 2
+    filled = np.flatnonzero(np.diff(records.chunk_start) >= 1)
+    if len(filled):
+        largest[filled] = np.maximum.reduceat(gaps_ns, records.chunk_start[filled])
+    return np.where(several, largest, np.nan)
+
+
+def _refuse_negative(name: str, values: Floats, index: Ints) -> None:
+    negative = np.flatnonzero(values < 0)
+    if len(negative):
+        _damaged(int(index[negative[0]]), name.removesuffix("_s"), float(values[negative[0]]))
+
+
+def _damaged(request: int, what: str, seconds: float) -> None:
+    raise StoreError(
+        f"request {request} has a negative {what} ({seconds:.6g} s)",
+        fix="its time stamps are damaged; measure again",
+    )
+
+
+def per_second(records: RunRecords, start_ns: int, end_ns: int, *, chunks: bool = False) -> Floats:
+    """Output tokens (or chunks) of successful requests that arrived in each second from start_ns.
+
+    A usage count is spread evenly over its request's chunks. The last second may be cut short.
+    """
+    arrivals = records.chunk_ns
+    kept = (arrivals >= start_ns) & (arrivals < end_ns)
+    each = _chunk_weights(records, chunks=chunks)[kept]
+    second = (arrivals[kept] - start_ns) // 1_000_000_000
+    length = max(0, -(-(end_ns - start_ns) // 1_000_000_000))
+    return np.bincount(second, each, minlength=length).astype(np.float64)
+
+
+def _chunk_weights(records: RunRecords, *, chunks: bool) -> Floats:
+    """Tokens that each chunk stands for (1 for chunks), 0 for chunks of failed requests."""
+    counts = np.diff(records.chunk_start)
+    each = np.ones(len(counts))
+    if not chunks:
+        each = output_tokens(records)[0] / np.maximum(counts, 1)
+    return np.repeat(np.where(records.ok, each, 0.0), counts)
+
+
+def throughput(records: RunRecords, window: Window, gpus: int) -> Throughput:
+    """Rates inside the window, over its whole length. Successful requests only."""
+    if window.seconds <= 0:
+        return Throughput()
+    start, end = window.start_ns, window.end_ns
+    ok = records.ok
+    tokens = per_second(records, start, end)
+    ended = ok & (records.end_ns >= start) & (records.end_ns < end)
+    begun = ok & (records.first_ns >= start) & (records.first_ns < end)
+    prompts = records.prompt_tokens[begun]
+    output = float(tokens.sum()) / window.seconds
+    whole = tokens[: int(window.seconds)]
+    return Throughput(
+        output_tokens_per_s=output,
+        input_tokens_per_s=None
+        if np.isnan(prompts).any()
+        else float(prompts.sum()) / window.seconds,
+        chunks_per_s=float(per_second(records, start, end, chunks=True).sum()) / window.seconds,
+        requests_per_s=int(np.count_nonzero(ended)) / window.seconds,
+        per_gpu_output_tokens_per_s=output / gpus if gpus else None,
+        peak_output_tokens_per_s=float(whole.max()) if len(whole) else None,
+    )
+
+
+def cost(rates: Throughput, configuration: Configuration) -> Cost:
+    """USD = GPUs x price per hour / (rate x 3600), per million output tokens and 1000 requests."""
+    price = configuration.price_per_gpu_hour
+    if price is None:
+        return Cost()
+    per_second_usd = configuration.gpus * price / 3600
+    tokens, requests = rates.output_tokens_per_s, rates.requests_per_s
+    return Cost(
+        usd_per_million_output_tokens=per_second_usd / tokens * 1e6 if tokens else None,
+        usd_per_thousand_requests=per_second_usd / requests * 1e3 if requests else None,
+    )
+
+
+def count_requests(records: RunRecords, sample: Sample) -> RequestCounts:
+    """Requests sent inside and what became of them; error_rate is None when none was sent."""
+    failures = Counter(f for i in sample.rows if (f := records.text["failure"][i]) is not None)
+    sent, ok = len(sample.rows), int(np.count_nonzero(sample.ok))
+    return RequestCounts(
+        sent=sent,
+        ok=ok,
+        failed=sent - ok,
+        error_rate=(sent - ok) / sent if sent else None,
+        failures=dict(failures.most_common()),
+    )
+
+
+def inter_token(sample: Sample, found: Percentiles) -> tuple[Percentiles, str | None]:
+    """ITL, with what chunks that share a read leave of it.
+
+    Above SHARED_LIMIT a percentile that falls among such gaps is None, and the note says so.
+    """
+    total = len(sample.gaps_s)
+    if total == 0 or sample.shared_gaps <= SHARED_LIMIT * total:
+        return found, None
+    apart = np.sort(sample.gaps_s)[sample.shared_gaps :]
+    share = f"{100 * sample.shared_gaps / total:.3g} % of the chunks came in one read with another"
+    if not len(apart):
+        return Percentiles(n=total), "not measurable: each reply came within one read"
+    interval_s = inverted_cdf(apart, (50,))[0] or 0.0
+    lost = sample.shared_gaps / total * 100
+    kept = {f"p{p}": getattr(found, f"p{p}") if p > lost else None for p in (50, 90, 95, 99)}
+    note = f"not resolvable below the read interval of {interval_s * 1e3:.3g} ms: {share}"
+    return Percentiles(mean=found.mean, n=total, **kept), note
+
+
+def summarise(
+    records: RunRecords,
+    window: Window,
+    *,
+    facts: RunFacts,
+    configuration: Configuration,
+    slo: Slo,
+    open_loop: bool = False,
+    bounds: Bounds | None = None,
+    verdict: Verdict | None = None,
+) -> Summary:
+    """All figures of one run.
+
+    `open_loop`: the load was a rate, so ttft limits are judged from intent. `bounds`: what one GPU
+    can do at most (accounting.Bounds), needed for the roofline figures of a twin. A verdict that
+    is not known yet counts as valid.
+    """
+    sample = take_sample(records, window)
+    rates = throughput(records, window, configuration.gpus)
+    counts = count_requests(records, sample)
+    views = {name: sample.percentiles(name) for name in LATENCIES}
+    itl, itl_note = inter_token(sample, views["itl_s"])
+    worst = {name: sample.percentiles(name, failures=True) for name in LATENCIES}
+    worst["itl_s"], _ = inter_token(sample, worst["itl_s"])
+    meets = attained(records, sample.rows, sample.values, sample.ok, slo, open_loop=open_loop)
+    goodput = Goodput()
+    if meets is not None and len(meets):
+        goodput = Goodput(float(meets.mean()), float(meets.sum()) / window.seconds)
+    spent = account(records, window, bounds, configuration)
+    judged = verdict or Verdict(valid=True)
+    stalls = sample.successes("worst_stall_s")
+    client = facts.client
+    return Summary(
+        source=facts.source,
+        window_s=window.seconds,
+        requests=counts,
+        ttft_s=views["ttft_s"],
+        ttft_intent_s=views["ttft_intent_s"],
+        itl_s=itl,
+        tpot_s=views["tpot_s"],
+        e2e_s=views["e2e_s"],
+        worst_stall_s=views["worst_stall_s"],
+        throughput=rates,
+        cost=cost(rates, configuration),
+        roofline=spent.roofline,
+        goodput=goodput,
+        slo=judge(slo, worst, counts, goodput, open_loop=open_loop),
+        intervals=intervals(records, sample, meets, configuration, rates),
+        client=ClientFigures(
+            loop_lag_p99_s=client.loop_lag_p99_s,
+            send_lateness_p99_s=client.send_lateness_p99_s,
+            cpu_share=client.cpu_share,
+            receive_clock=client.receive_clock,
+        ),
+        verdict=VerdictFigures(judged.valid, judged.reasons, judged.warnings),
+        failures_as_infinite=worst,
+        tokens_estimated=sample.tokens_estimated,
+        itl_note=itl_note,
+        stalled_requests_share=float((stalls > STALL_S).mean()) if len(stalls) else None,
+        notes=(*facts.notes, *_notes(records, sample)),
+        accounting=spent.seconds,
+        steps=spent.steps,
+        binding_limit=spent.binding_limit,
+    )
+
+
+def intervals(
+    records: RunRecords,
+    sample: Sample,
+    meets: Bools | None,
+    configuration: Configuration,
+    rates: Throughput,
+) -> dict[str, Interval]:
+    """95 % intervals by name ("ttft_s.p95", "throughput.output_tokens_per_s", ...)."""
+    stay = sample.successes("e2e_s")
+    cut = blocks(sample.window, inverted_cdf(stay, (95,))[0])
+    found: dict[str, Interval] = {}
+    for name in LATENCIES:
+        values, at = sample.gaps_s, sample.gap_end_ns.astype(np.float64)
+        if name != "itl_s":
+            column = sample.values[name]
+            known = sample.ok & ~np.isnan(column)
+            values, at = column[known], sample.start_ns[known]
+        for key, interval in latency_intervals(values, at, cut).items():
+            found[f"{name}.{key}"] = interval
+    found["requests.error_rate"] = share_interval(
+        (~sample.ok).astype(np.float64), sample.start_ns, cut
+    )
+    if meets is not None:
+        found["goodput.attainment"] = share_interval(meets.astype(np.float64), sample.start_ns, cut)
+    found |= _rate_intervals(records, cut, configuration, rates)
+    return found
+
+
+def _rate_intervals(
+    records: RunRecords, cut: Blocks, configuration: Configuration, rates: Throughput
+) -> dict[str, Interval]:
+    """Intervals of tokens and chunks per second, and of the cost that follows from the first."""
+    at = records.chunk_ns
+    kept = (at >= cut.window.start_ns) & (at < cut.window.end_ns)
+    tokens = rate_interval(at[kept], _chunk_weights(records, chunks=False)[kept], cut)
+    found = {
+        "throughput.output_tokens_per_s": tokens,
+        "throughput.chunks_per_s": rate_interval(
+            at[kept], _chunk_weights(records, chunks=True)[kept], cut
+        ),
+    }
+    usd = cost(rates, configuration).usd_per_million_output_tokens
+    if usd is not None and tokens.low and tokens.high and rates.output_tokens_per_s:
+        scale = usd * rates.output_tokens_per_s
+        found["cost.usd_per_million_output_tokens"] = Interval(
+            scale / tokens.high, scale / tokens.low, tokens.n
+        )
+    return found
+
+
+def _notes(records: RunRecords, sample: Sample) -> tuple[str, ...]:
+    """What a reader must know to read the figures right."""
+    notes = []
+    counts = np.diff(records.chunk_start)
+    tokens, estimated = output_tokens(records)
+    uneven = int(np.count_nonzero(((tokens != counts) & records.ok)[sample.rows]))
+    if sample.tokens_estimated:
+        n = int(np.count_nonzero(estimated[sample.rows] & sample.ok))
+        notes.append(f"{n} replies came without usage: their tokens are counted from chunks")
+    if uneven:
+        notes.append(f"the token counts of {uneven} replies are spread evenly over their chunks")
+    if sample.untimed:
+        notes.append(f"{sample.untimed} replies came at once: no time per token for them")
+    partial = int(counts[sample.rows][~sample.ok].sum())
+    if partial:
+        notes.append(f"failed requests had delivered {partial} chunks, which count nowhere")
+    early = _early_stops(records, sample, tokens)
+    if early is not None:
+        notes.append(f"{100 * early:.3g} % of the replies ended before their planned length")
+    return tuple(notes)
+
+
+def _early_stops(records: RunRecords, sample: Sample, tokens: Floats) -> float | None:
+    """Share of the successes that are shorter than planned; None when none is."""
+    planned = records.planned_output_tokens[sample.rows][sample.ok]
+    early = tokens[sample.rows][sample.ok] < planned
+    return float(early.mean()) if early.any() else None
