@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.domain.percentile import PERCENTS, inverted_cdf, too_small
+from ridgeline.domain.percentile import PERCENTS, too_small
 from ridgeline.domain.records import Floats, Ints
 from ridgeline.domain.run import Window
-from ridgeline.domain.summary import Interval
+from ridgeline.domain.summary import Interval, Percentiles
 
 FEWEST_BLOCKS = 5
 MOST_BLOCKS = 30
@@ -66,32 +66,29 @@ def blocks(window: Window, residence_s: float | None) -> Blocks:
     )
 
 
-def latency_intervals(values: Floats, at_ns: Ints | Floats, cut: Blocks) -> dict[str, Interval]:
-    """Intervals of mean and percentiles (keys mean, p50 ..) of finite values in seconds."""
+def latency_intervals(
+    values: Floats, at_ns: Ints | Floats, found: Percentiles, cut: Blocks
+) -> dict[str, Interval]:
+    """Intervals (keys mean, p50 ..) of the statistics `found` of finite `values` in seconds."""
     n = len(values)
     if n == 0:
         return {}
-    small = {f"p{p}": too_small(p, n) for p in PERCENTS}
+    reasons = {"mean": cut.reason} | {f"p{p}": too_small(p, n) or cut.reason for p in PERCENTS}
     if cut.reason is not None:
-        return {
-            key: Interval(None, None, n, small.get(key) or cut.reason) for key in ("mean", *small)
-        }
+        return {key: Interval(None, None, n, reason) for key, reason in reasons.items()}
     block = cut.of(at_ns)
     weights = cut.weights
-    counts = np.bincount(block, minlength=cut.count)
-    sums = np.bincount(block, values, minlength=cut.count)
-    drawn = weights @ counts
-    means = (weights @ sums)[drawn > 0] / drawn[drawn > 0]
-    result = {"mean": _around(float(values.mean()), means, cut.count, n)}
-    resampled = _resampled_percentiles(values, block, cut.count, weights)
-    exact = inverted_cdf(values, PERCENTS)
-    for (key, reason), draws, estimate in zip(small.items(), resampled, exact, strict=True):
-        assert estimate is not None
-        result[key] = (
-            Interval(None, None, n, reason)
-            if reason is not None
-            else _around(estimate, draws, cut.count, n)
-        )
+    drawn = weights @ np.bincount(block, minlength=cut.count)
+    sums = weights @ np.bincount(block, values, minlength=cut.count)
+    draws = [sums[drawn > 0] / drawn[drawn > 0]]
+    draws.extend(_resampled_percentiles(values, block, cut.count, weights))
+    result = {}
+    for (key, reason), resampled in zip(reasons.items(), draws, strict=True):
+        estimate = getattr(found, key)
+        if estimate is None:
+            result[key] = Interval(None, None, n, reason or "not resolvable")
+        else:
+            result[key] = _around(estimate, resampled, cut.count, n)
     return result
 
 
@@ -102,22 +99,25 @@ def _resampled_percentiles(values: Floats, block: Ints, count: int, weights: Flo
     table = np.bincount(block * _BINS + places, minlength=count * _BINS).reshape(count, _BINS)
     used = np.flatnonzero(table.any(axis=0))
     cumulated = np.cumsum(weights @ table[:, used], axis=1)
-    grid = _SHORTEST_S * np.exp((used + 0.5) * BIN_WIDTH)
+    draw = np.arange(len(weights))
     found = np.empty((len(PERCENTS), len(weights)))
     for i, percent in enumerate(PERCENTS):
-        reached = cumulated >= cumulated[:, -1:] * (percent / 100) - 1e-9
-        found[i] = grid[reached.argmax(axis=1)]
+        target = cumulated[:, -1] * (percent / 100)
+        bin_index = (cumulated >= target[:, None] - 1e-9).argmax(axis=1)
+        upper = cumulated[draw, bin_index]
+        lower = np.where(bin_index > 0, cumulated[draw, bin_index - 1], 0.0)
+        # Where in its bin the percentile falls, so that the grid does not show.
+        part = (target - lower) / np.maximum(upper - lower, 1e-9)
+        found[i] = _SHORTEST_S * np.exp((used[bin_index] + part) * BIN_WIDTH)
     return found
 
 
-def rate_interval(at_ns: Ints | Floats, amounts: Floats | None, cut: Blocks) -> Interval:
-    """Interval of a rate per second (amounts, or events when None) over the window's blocks."""
-    n = len(at_ns)
+def rate_interval(per_block: Floats | Ints, n: int, cut: Blocks) -> Interval:
+    """Interval of a rate per second from the amounts in each block; n is the number of events."""
     if cut.reason is not None:
         return Interval(None, None, n, cut.reason)
-    in_blocks = np.bincount(cut.of(at_ns), amounts, minlength=cut.count)
-    per_block = in_blocks / (cut.window.seconds / cut.count)
-    mean, error = per_block.mean(), per_block.std(ddof=1) / np.sqrt(cut.count)
+    rates = per_block / (cut.window.seconds / cut.count)
+    mean, error = rates.mean(), rates.std(ddof=1) / np.sqrt(cut.count)
     half = student_t(cut.count - 1) * error
     return Interval(float(max(0.0, mean - half)), float(mean + half), n)
 

@@ -11,6 +11,7 @@ pooled. Worst stall = a request's largest gap. All in seconds.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +57,8 @@ class Sample:
     Per gap of a successful request that ended inside: `gaps_s`, `gap_end_ns`; `shared_gaps` of
     them lie between chunks of one read. `lost_gaps`: those that the failed requests sent inside
     owe (their planned output tokens - 1, at least one each), infinite in the view of failures.
+    Per chunk of a successful request that arrived inside: `chunk_at_ns` and `chunk_tokens`, the
+    tokens that it stands for (a usage count is spread evenly over its request's chunks).
     `rows` are the places of the requests in the records. `tokens_estimated`: counted from chunks.
     """
 
@@ -66,6 +69,8 @@ class Sample:
     values: dict[str, Floats]
     gaps_s: Floats
     gap_end_ns: Ints
+    chunk_at_ns: Ints
+    chunk_tokens: Floats
     shared_gaps: int
     lost_gaps: int
     tokens_estimated: bool
@@ -92,8 +97,7 @@ def take_sample(records: RunRecords, window: Window) -> Sample:
     start_ns = np.where(np.isnan(records.sent_ns), records.intended_ns, records.sent_ns)
     inside = (start_ns >= window.start_ns) & (start_ns < window.end_ns)
     rows = np.flatnonzero(inside)
-    all_ok = records.ok
-    ok = all_ok[rows]
+    ok = records.ok[rows]
     tokens, estimated = output_tokens(records)
     gaps_ns, is_gap = _gaps(records)
     stalls = _per_request_max(records, gaps_ns)[rows]
@@ -110,9 +114,10 @@ def take_sample(records: RunRecords, window: Window) -> Sample:
     }
     for name, column in values.items():
         _refuse_negative(name, column, records.index[rows])
-    ends = records.chunk_ns
-    owner_ok = np.repeat(all_ok, np.diff(records.chunk_start))
-    kept = is_gap & owner_ok & (ends >= window.start_ns) & (ends < window.end_ns)
+    arrived = records.chunk_ns
+    each = np.repeat(_tokens_per_chunk(records), np.diff(records.chunk_start))
+    counted = (arrived >= window.start_ns) & (arrived < window.end_ns) & (each > 0)
+    kept = is_gap & counted
     owed = np.nan_to_num(records.planned_output_tokens[rows][~ok], nan=2.0) - 1
     return Sample(
         window=window,
@@ -121,7 +126,9 @@ def take_sample(records: RunRecords, window: Window) -> Sample:
         ok=ok,
         values=values,
         gaps_s=gaps_ns[kept] / 1e9,
-        gap_end_ns=ends[kept],
+        gap_end_ns=arrived[kept],
+        chunk_at_ns=arrived[counted],
+        chunk_tokens=each[counted],
         shared_gaps=int(np.count_nonzero(records.chunk_shared[kept])),
         lost_gaps=int(np.maximum(owed, 1).sum()),
         tokens_estimated=bool(np.any(estimated[rows] & ok)),
@@ -173,35 +180,39 @@ def _damaged(request: int, what: str, seconds: float) -> None:
     )
 
 
-def per_second(records: RunRecords, start_ns: int, end_ns: int, *, chunks: bool = False) -> Floats:
-    """Output tokens (or chunks) of successful requests that arrived in each second from start_ns.
+def _tokens_per_chunk(records: RunRecords) -> Floats:
+    """Tokens that a chunk of each request stands for; 0 when the request failed."""
+    counts = np.diff(records.chunk_start)
+    # A reply with chunks has at least a token, so that 0 marks failures only.
+    tokens = np.maximum(output_tokens(records)[0], 1e-9)
+    return np.where(records.ok, tokens / np.maximum(counts, 1), 0.0)
+
+
+def per_second(records: RunRecords, start_ns: int, end_ns: int) -> Floats:
+    """Output tokens of successful requests that arrived in each second from start_ns on.
 
     A usage count is spread evenly over its request's chunks. The last second may be cut short.
     """
-    arrivals = records.chunk_ns
-    kept = (arrivals >= start_ns) & (arrivals < end_ns)
-    each = _chunk_weights(records, chunks=chunks)[kept]
-    second = (arrivals[kept] - start_ns) // 1_000_000_000
+    each = np.repeat(_tokens_per_chunk(records), np.diff(records.chunk_start))
+    arrived = records.chunk_ns
+    kept = (arrived >= start_ns) & (arrived < end_ns)
+    return _by_second(arrived[kept], each[kept], start_ns, end_ns)
+
+
+def _by_second(at_ns: Ints, tokens: Floats, start_ns: int, end_ns: int) -> Floats:
     length = max(0, -(-(end_ns - start_ns) // 1_000_000_000))
-    return np.bincount(second, each, minlength=length).astype(np.float64)
+    second = (at_ns - start_ns) // 1_000_000_000
+    return np.bincount(second, tokens, minlength=length).astype(np.float64)
 
 
-def _chunk_weights(records: RunRecords, *, chunks: bool) -> Floats:
-    """Tokens that each chunk stands for (1 for chunks), 0 for chunks of failed requests."""
-    counts = np.diff(records.chunk_start)
-    each = np.ones(len(counts))
-    if not chunks:
-        each = output_tokens(records)[0] / np.maximum(counts, 1)
-    return np.repeat(np.where(records.ok, each, 0.0), counts)
-
-
-def throughput(records: RunRecords, window: Window, gpus: int) -> Throughput:
-    """Rates inside the window, over its whole length. Successful requests only."""
+def throughput(records: RunRecords, sample: Sample, gpus: int) -> Throughput:
+    """Rates inside the sample's window, over its whole length. Successful requests only."""
+    window = sample.window
     if window.seconds <= 0:
         return Throughput()
     start, end = window.start_ns, window.end_ns
     ok = records.ok
-    tokens = per_second(records, start, end)
+    tokens = _by_second(sample.chunk_at_ns, sample.chunk_tokens, start, end)
     ended = ok & (records.end_ns >= start) & (records.end_ns < end)
     begun = ok & (records.first_ns >= start) & (records.first_ns < end)
     prompts = records.prompt_tokens[begun]
@@ -212,7 +223,7 @@ def throughput(records: RunRecords, window: Window, gpus: int) -> Throughput:
         input_tokens_per_s=None
         if np.isnan(prompts).any()
         else float(prompts.sum()) / window.seconds,
-        chunks_per_s=float(per_second(records, start, end, chunks=True).sum()) / window.seconds,
+        chunks_per_s=len(sample.chunk_at_ns) / window.seconds,
         requests_per_s=int(np.count_nonzero(ended)) / window.seconds,
         per_gpu_output_tokens_per_s=output / gpus if gpus else None,
         peak_output_tokens_per_s=float(whole.max()) if len(whole) else None,
@@ -282,17 +293,21 @@ def summarise(
     is not known yet counts as valid.
     """
     sample = take_sample(records, window)
-    rates = throughput(records, window, configuration.gpus)
+    rates = throughput(records, sample, configuration.gpus)
     counts = count_requests(records, sample)
     views = {name: sample.percentiles(name) for name in LATENCIES}
     itl, itl_note = inter_token(sample, views["itl_s"])
-    worst = {name: sample.percentiles(name, failures=True) for name in LATENCIES}
-    worst["itl_s"], _ = inter_token(sample, worst["itl_s"])
+    worst = views
+    if not sample.ok.all():
+        worst = {name: sample.percentiles(name, failures=True) for name in LATENCIES}
+    worst |= {"itl_s": inter_token(sample, worst["itl_s"])[0]}
+    views |= {"itl_s": itl}
     meets = attained(records, sample.rows, sample.values, sample.ok, slo, open_loop=open_loop)
     goodput = Goodput()
     if meets is not None and len(meets):
         goodput = Goodput(float(meets.mean()), float(meets.sum()) / window.seconds)
-    spent = account(records, window, bounds, configuration)
+    used = account(records, window, bounds, configuration)
+    spent = cost(rates, configuration)
     judged = verdict or Verdict(valid=True)
     stalls = sample.successes("worst_stall_s")
     client = facts.client
@@ -307,11 +322,11 @@ def summarise(
         e2e_s=views["e2e_s"],
         worst_stall_s=views["worst_stall_s"],
         throughput=rates,
-        cost=cost(rates, configuration),
-        roofline=spent.roofline,
+        cost=spent,
+        roofline=used.roofline,
         goodput=goodput,
         slo=judge(slo, worst, counts, goodput, open_loop=open_loop),
-        intervals=intervals(records, sample, meets, configuration, rates),
+        intervals=intervals(sample, views, meets, spent.usd_per_million_output_tokens),
         client=ClientFigures(
             loop_lag_p99_s=client.loop_lag_p99_s,
             send_lateness_p99_s=client.send_lateness_p99_s,
@@ -324,58 +339,54 @@ def summarise(
         itl_note=itl_note,
         stalled_requests_share=float((stalls > STALL_S).mean()) if len(stalls) else None,
         notes=(*facts.notes, *_notes(records, sample)),
-        accounting=spent.seconds,
-        steps=spent.steps,
-        binding_limit=spent.binding_limit,
+        accounting=used.seconds,
+        steps=used.steps,
+        binding_limit=used.binding_limit,
     )
 
 
 def intervals(
-    records: RunRecords,
     sample: Sample,
+    views: Mapping[str, Percentiles],
     meets: Bools | None,
-    configuration: Configuration,
-    rates: Throughput,
+    usd_per_million: float | None,
 ) -> dict[str, Interval]:
     """95 % intervals by name ("ttft_s.p95", "throughput.output_tokens_per_s", ...)."""
-    stay = sample.successes("e2e_s")
-    cut = blocks(sample.window, inverted_cdf(stay, (95,))[0])
+    cut = blocks(sample.window, inverted_cdf(sample.successes("e2e_s"), (95,))[0])
     found: dict[str, Interval] = {}
     for name in LATENCIES:
-        values, at = sample.gaps_s, sample.gap_end_ns.astype(np.float64)
+        values: Floats = sample.gaps_s
+        at: Floats | Ints = sample.gap_end_ns
         if name != "itl_s":
             column = sample.values[name]
             known = sample.ok & ~np.isnan(column)
             values, at = column[known], sample.start_ns[known]
-        for key, interval in latency_intervals(values, at, cut).items():
+        for key, interval in latency_intervals(values, at, views[name], cut).items():
             found[f"{name}.{key}"] = interval
-    found["requests.error_rate"] = share_interval(
-        (~sample.ok).astype(np.float64), sample.start_ns, cut
-    )
+    failed = (~sample.ok).astype(np.float64)
+    found["requests.error_rate"] = share_interval(failed, sample.start_ns, cut)
     if meets is not None:
-        found["goodput.attainment"] = share_interval(meets.astype(np.float64), sample.start_ns, cut)
-    found |= _rate_intervals(records, cut, configuration, rates)
-    return found
+        hits = meets.astype(np.float64)
+        found["goodput.attainment"] = share_interval(hits, sample.start_ns, cut)
+    return found | _rate_intervals(sample, cut, usd_per_million)
 
 
 def _rate_intervals(
-    records: RunRecords, cut: Blocks, configuration: Configuration, rates: Throughput
+    sample: Sample, cut: Blocks, usd_per_million: float | None
 ) -> dict[str, Interval]:
     """Intervals of tokens and chunks per second, and of the cost that follows from the first."""
-    at = records.chunk_ns
-    kept = (at >= cut.window.start_ns) & (at < cut.window.end_ns)
-    tokens = rate_interval(at[kept], _chunk_weights(records, chunks=False)[kept], cut)
+    n = len(sample.chunk_at_ns)
+    block = cut.of(sample.chunk_at_ns)
+    amounts = np.bincount(block, sample.chunk_tokens, minlength=cut.count)
+    tokens = rate_interval(amounts, n, cut)
     found = {
         "throughput.output_tokens_per_s": tokens,
-        "throughput.chunks_per_s": rate_interval(
-            at[kept], _chunk_weights(records, chunks=True)[kept], cut
-        ),
+        "throughput.chunks_per_s": rate_interval(np.bincount(block, minlength=cut.count), n, cut),
     }
-    usd = cost(rates, configuration).usd_per_million_output_tokens
-    if usd is not None and tokens.low and tokens.high and rates.output_tokens_per_s:
-        scale = usd * rates.output_tokens_per_s
+    if usd_per_million is not None and tokens.low and tokens.high:
+        spent = usd_per_million * float(amounts.sum()) / sample.window.seconds
         found["cost.usd_per_million_output_tokens"] = Interval(
-            scale / tokens.high, scale / tokens.low, tokens.n
+            spent / tokens.high, spent / tokens.low, n
         )
     return found
 
