@@ -1,0 +1,192 @@
+"""A study as plain values: what is compared with what, under which traffic, against which limits.
+
+`studyfile.load_study` builds it from a file; nothing here knows YAML.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from ridgeline.domain.errors import BadInput, nearest
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.slo import Slo
+from ridgeline.domain.workload import Workload
+
+Mark = Literal["reproduced", "not reproduced", "reversed"]
+ENGINES = ("twin", "vllm", "sglang", "trtllm", "llamacpp", "endpoint")
+
+_STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+_TIMES = ("ttft_s", "ttft_intent_s", "itl_s", "tpot_s", "e2e_s", "worst_stall_s")
+_RATES = (
+    "output_tokens_per_s",
+    "input_tokens_per_s",
+    "chunks_per_s",
+    "requests_per_s",
+    "per_gpu_output_tokens_per_s",
+)
+# Figures of a Summary, by dotted path, that a finding may compare.
+METRICS = (
+    *(f"{time}.{statistic}" for time in _TIMES for statistic in _STATISTICS),
+    *(f"throughput.{rate}" for rate in _RATES),
+    "cost.usd_per_million_output_tokens",
+    "cost.usd_per_thousand_requests",
+    "goodput.attainment",
+    "goodput.requests_per_s",
+    "requests.error_rate",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentSpec:
+    """One experiment, complete: nothing is left to inherit. `change` says what differs."""
+
+    name: str
+    change: str
+    configuration: Configuration
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """The claimed ratio of one metric (a path of METRICS), the first experiment over the second.
+
+    The claim is that the ratio lies in [low, high]; None is an open end. low = 1 says "more",
+    high = 1 "less".
+    """
+
+    metric: str
+    low: float | None = None
+    high: float | None = None
+
+    def mark(self, low: float, high: float) -> Mark:
+        """Hold the 95 % interval [low, high] of the ratio that was found against the claim.
+
+        reproduced: the whole interval lies in the claimed range. reversed: the claim names a
+        direction and the whole interval lies on the other side of 1. Otherwise not reproduced.
+        """
+        if (self.low is None or low >= self.low) and (self.high is None or high <= self.high):
+            return "reproduced"
+        says_more = self.low is not None and self.low >= 1
+        says_less = self.high is not None and self.high <= 1
+        if (says_more and high < 1) or (says_less and low > 1):
+            return "reversed"
+        return "not reproduced"
+
+    def __str__(self) -> str:
+        if self.low is not None and self.high is not None:
+            return f"{self.metric} x {self.low:g} to {self.high:g}"
+        if self.low is not None:
+            return f"{self.metric} " + ("higher" if self.low == 1 else f"at least x {self.low:g}")
+        return f"{self.metric} " + ("lower" if self.high == 1 else f"at most x {self.high:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A published claim about two experiments, and what the twin is expected to say of it.
+
+    `first` is compared with `second`; all `statements` must hold. `expected` and `because` were
+    written before the twin ran; None = no expectation.
+    """
+
+    id: str
+    claim: str
+    first: str
+    second: str
+    statements: tuple[Statement, ...]
+    expected: Mark | None = None
+    because: str | None = None
+    published: str | None = None
+
+    def mark(self, intervals: Mapping[str, tuple[float, float]]) -> Mark | None:
+        """The mark from the ratio's interval of each metric; None while one is not known.
+
+        reversed when any statement is, reproduced when all are.
+        """
+        if any(s.metric not in intervals for s in self.statements):
+            return None
+        marks = [s.mark(*intervals[s.metric]) for s in self.statements]
+        if "reversed" in marks:
+            return "reversed"
+        return "reproduced" if set(marks) == {"reproduced"} else "not reproduced"
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Reference values of another study: per experiment by SLO-like key.
+
+    Keys: ttft_p95_ms, itl_p95_ms, chunks_per_s, error_rate.
+    """
+
+    source: str
+    runs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A whole study. The baseline is the first of `experiments`; `text` is the file as given."""
+
+    name: str
+    model: str
+    engine: str
+    experiments: tuple[ExperimentSpec, ...]
+    slo: Slo = Slo()
+    repeats: int = 3
+    published: Published | None = None
+    findings: tuple[Finding, ...] = ()
+    text: str = ""
+
+    @property
+    def baseline(self) -> ExperimentSpec:
+        """What the other experiments are compared with."""
+        return self.experiments[0]
+
+    def experiment(self, name: str) -> ExperimentSpec:
+        """The experiment of that name; raises BadInput naming the nearest one."""
+        for spec in self.experiments:
+            if spec.name == name:
+                return spec
+        names = [spec.name for spec in self.experiments]
+        raise BadInput(
+            f"there is no experiment {name!r}{nearest(name, names)}",
+            where=f"study {self.name}",
+            fix=f"it has {', '.join(names)}",
+        )
+
+
+def override(
+    study: Study,
+    *,
+    engine: str | None = None,
+    repeats: int | None = None,
+    only: Iterable[str] = (),
+) -> Study:
+    """Apply the command line's choices: another engine, other repeats, only some experiments.
+
+    The baseline always stays, and so do the findings whose experiments both stay. Raises BadInput
+    for unknown names and for repeats below 1.
+    """
+    if engine is not None:
+        if engine not in ENGINES:
+            raise BadInput(
+                f"unknown engine {engine!r}{nearest(engine, ENGINES)}",
+                where="--engine",
+                fix=f"use one of {', '.join(ENGINES)}",
+            )
+        specs = tuple(
+            replace(spec, configuration=replace(spec.configuration, engine=engine))
+            for spec in study.experiments
+        )
+        study = replace(study, engine=engine, experiments=specs)
+    if repeats is not None:
+        if repeats < 1:
+            raise BadInput(f"repeats must be at least 1, not {repeats}", where="--repeats")
+        study = replace(study, repeats=repeats)
+    chosen = {study.experiment(name).name for name in only}
+    if not chosen:
+        return study
+    chosen.add(study.baseline.name)
+    return replace(
+        study,
+        experiments=tuple(spec for spec in study.experiments if spec.name in chosen),
+        findings=tuple(f for f in study.findings if {f.first, f.second} <= chosen),
+    )
