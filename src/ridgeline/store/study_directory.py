@@ -3,16 +3,29 @@
 All paths in it are relative, so the folder can be copied, archived and read elsewhere.
 """
 
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ridgeline.domain.errors import StoreError
 from ridgeline.store import codec
-from ridgeline.store.files import make_folder, read_json, write_atomically, write_json
+from ridgeline.store.files import (
+    clear_errors,
+    make_folder,
+    read_json,
+    store_error,
+    write_atomically,
+    write_json,
+)
+from ridgeline.store.journal import is_being_written
 from ridgeline.store.run_directory import State
 
 INDEX_SCHEMA = 1
-INDEX_FILE, STUDY_FILE = "index.json", "study.yaml"
+INDEX_FILE, STUDY_FILE, LOCK_FILE = "index.json", "study.yaml", ".lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,36 @@ class StudyDirectory:
     def exists(self) -> bool:
         """True when a study was written here."""
         return (self.path / INDEX_FILE).exists()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the directory while measuring into it; raises StoreError when another process does.
+
+        The kernel lets go of it with the process, however that ends.
+        """
+        make_folder(self.path)
+        path = self.path / LOCK_FILE
+        with clear_errors(path):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise StoreError(
+                    "another Ridgeline is measuring into this folder",
+                    where=str(self.path),
+                    fix="wait for it or choose another folder with --out",
+                ) from None
+            raise store_error(error, path) from error
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+    def is_held(self) -> bool:
+        """True while a living process measures into this directory."""
+        return is_being_written(self.path / LOCK_FILE)
 
     def index(self) -> StudyIndex:
         """Read index.json; raises StoreError when it is missing, damaged or of another version."""

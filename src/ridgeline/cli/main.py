@@ -1,0 +1,93 @@
+"""The command `ridgeline`: finds the verb, runs it, turns what goes wrong into one line.
+
+A verb is a file of this folder with a function of the same name: its arguments are the options, its
+docstring is the help. Only the file of the verb that is asked for is imported.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from ridgeline.cli.output import INTERRUPTED, explain, say
+
+# Verb -> module, in the order of --help.
+VERBS = {
+    "init": "ridgeline.cli.init",
+    "study": "ridgeline.cli.study",
+    "bench": "ridgeline.cli.bench",
+    "report": "ridgeline.cli.report",
+    "twin": "ridgeline.cli.twin",
+    "schema": "ridgeline.cli.schema",
+}
+
+
+def build(arguments: Sequence[str]) -> typer.Typer:
+    """The application, with the verb that the arguments ask for, or with all of them for help."""
+    app = typer.Typer(
+        name="ridgeline",
+        help="Find the serving configuration that carries your traffic inside its latency targets"
+        " at the lowest cost per token, and prove it.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_options)
+    asked = [a for a in arguments[:1] if a in VERBS]
+    for verb in asked or VERBS:
+        module = importlib.import_module(VERBS[verb])
+        app.command(verb)(getattr(module, verb))
+    return app
+
+
+def _options(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+) -> None:
+    if version:
+        from ridgeline.experiment.plan import ridgeline_version  # noqa: PLC0415
+
+        print(f"ridgeline {ridgeline_version()}")
+        raise typer.Exit
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code."""
+    try:
+        result = build(arguments)(
+            args=list(arguments), prog_name="ridgeline", standalone_mode=False
+        )
+    except (KeyboardInterrupt, typer.Abort):
+        say("ridgeline: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone; the interpreter must not complain at its end either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return _usage(error) if hasattr(error, "format_message") else explain(error)
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: Any) -> int:
+    """A wrong command line, as typer tells it, in one line; bare `ridgeline` shows the help."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "ridgeline"
+    message = error.format_message().strip()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message)
+        return 2
+    say(f"ridgeline: {' '.join(message.split())} (see `{path} --help`)")
+    return 2
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

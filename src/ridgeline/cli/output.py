@@ -1,0 +1,83 @@
+"""What the verbs print: results to standard output, everything else to standard error.
+
+The only place that knows the terminal. Colour goes when NO_COLOR is set or nobody looks (rich).
+"""
+
+import json
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.domain.errors import BadInput, RidgelineError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INTERRUPTED = 130
+GATE_FAILED = 1
+NOT_COMPLETED = 3
+
+
+def say(line: str) -> None:
+    """One line for the person, on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def show(*renderables: Any, to_stderr: bool = False) -> None:
+    """Print rich renderables as a result."""
+    target = console(to_stderr=to_stderr)
+    for renderable in renderables:
+        target.print(renderable)
+
+
+def console(*, to_stderr: bool = False) -> "Console":
+    """A console of at least 80 columns, without colour unless somebody looks."""
+    from rich.console import Console  # noqa: PLC0415  costs too much for --help
+
+    found = Console(stderr=to_stderr, soft_wrap=False, highlight=False)
+    if not found.is_terminal and found.width < 80:
+        found.width = 80
+    return found
+
+
+def write_json(target: str | None, body: Any) -> None:
+    """Write `body` to a file, to standard output for "-", nowhere for None."""
+    if target is None:
+        return
+    text = json.dumps(body, indent=1, ensure_ascii=False, allow_nan=False)
+    if target == "-":
+        print(text, flush=True)
+        return
+    try:
+        Path(target).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BadInput(
+            f"cannot write ({(error.strerror or str(error)).lower()})",
+            where=target,
+            fix="give another file to --json",
+        ) from error
+
+
+def explain(error: BaseException) -> int:
+    """Say an error in one line and return its exit code.
+
+    An error that nobody expected leaves its traceback in a file.
+    """
+    if isinstance(error, RidgelineError):
+        say(f"ridgeline: {one_line(str(error))}")
+        return error.exit_code
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="ridgeline-traceback-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
+        traceback.print_exception(error, file=file)
+    kind = type(error).__name__
+    say(f"ridgeline: unexpected {kind}: {one_line(str(error))}; the traceback is in {file.name}")
+    return NOT_COMPLETED
+
+
+def one_line(text: str) -> str:
+    """Text without line breaks and control characters, which servers and files may carry."""
+    flat = " ".join(text.split())
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in flat)

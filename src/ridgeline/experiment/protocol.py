@@ -1,0 +1,218 @@
+"""The protocol of one run: traffic, records, figures, verdict, all on disk.
+
+A measured run writes its records to a journal as they come. A twin's run does not: it takes about a
+second of computing and can be had again, so its records go to the tables at once.
+"""
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+
+from ridgeline.domain.accounting import Bounds
+from ridgeline.domain.errors import BadInput, RidgelineError, StoreError
+from ridgeline.domain.hardware import gpu
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.metrics import summarise
+from ridgeline.domain.records import MemorySink, RecordSink, records_from_requests
+from ridgeline.domain.run import ClientCheck, RunFacts, Source, Watch, Window
+from ridgeline.domain.summary import Summary, VerdictFigures
+from ridgeline.engines.base import DrivePlan, Engine, Timeouts
+from ridgeline.experiment.plan import PlannedRun, host_facts, utc_now
+from ridgeline.experiment.verdict import Evidence, judge
+from ridgeline.store.codec import from_plain, to_plain
+from ridgeline.store.files import make_folder
+from ridgeline.store.journal import Journal, JournalContent, is_being_written, read_journal
+from ridgeline.store.run_directory import (
+    JOURNAL_FILE,
+    Failure,
+    RunMeta,
+    State,
+    StoredRun,
+    is_finished,
+    read_run,
+    write_run,
+)
+from ridgeline.workload.schedule import draw_schedule
+
+
+def carry_out(
+    run: PlannedRun,
+    folder: Path,
+    engine: Engine,
+    watch: Watch,
+    timeouts: Timeouts = Timeouts(),  # noqa: B008  a frozen value
+) -> StoredRun:
+    """Do one run and store it. What goes wrong with the engine is a result: state "failed".
+
+    Raises StoreError when it cannot be stored (a measured run's journal then stays readable), and
+    lets KeyboardInterrupt through (likewise).
+    """
+    meta = _meta(run)
+    if engine.name == "twin":
+        sink = MemorySink()
+        facts, failure = _drive(run, meta, sink, engine, watch, timeouts=timeouts)
+        return finish(folder, meta, sink, facts, failure)
+    make_folder(folder)
+    path = folder / JOURNAL_FILE
+    with Journal(path, to_plain(meta)) as journal:
+        facts, failure = _drive(run, meta, journal, engine, watch, timeouts=timeouts)
+        if facts is not None:
+            journal.facts(to_plain(facts))
+    content = read_journal(path)
+    sink = MemorySink(content.requests, content.events, content.steps)
+    return finish(folder, meta, sink, facts, failure)
+
+
+def _meta(run: PlannedRun) -> RunMeta:
+    # A fresh salt for every try: prompts of an earlier one may still sit in a prefix cache.
+    salt = run.run_id if run.configuration.engine == "twin" else secrets.token_hex(6)
+    return RunMeta(
+        run_id=run.run_id,
+        study=run.study,
+        experiment=run.experiment,
+        repeat=run.repeat,
+        configuration=run.configuration,
+        workload=run.workload,
+        slo=run.slo,
+        salt=salt,
+        fingerprint=run.fingerprint,
+        started_at=utc_now(),
+        endpoint=run.endpoint,
+        versions=run.versions,
+        host=host_facts(),
+    )
+
+
+def _drive(
+    run: PlannedRun,
+    meta: RunMeta,
+    sink: RecordSink,
+    engine: Engine,
+    watch: Watch,
+    *,
+    timeouts: Timeouts,
+) -> tuple[RunFacts | None, Failure | None]:
+    try:
+        schedule = draw_schedule(run.workload)
+        with engine.start(run.configuration) as endpoint:
+            plan = DrivePlan(schedule, meta.salt, run.endpoint, timeouts)
+            return endpoint.drive(plan, sink, watch), None
+    except StoreError:
+        raise
+    except RidgelineError as error:
+        return None, Failure(_class_of(error), str(error))
+
+
+def _class_of(error: RidgelineError) -> str:
+    """The failure's class: the engine's own when it gives one, else by kind of error."""
+    given = getattr(error, "failure_class", None)
+    if isinstance(given, str):
+        return given
+    return "refused" if isinstance(error, BadInput) else "could not be completed"
+
+
+def finish(
+    folder: Path,
+    meta: RunMeta,
+    sink: MemorySink,
+    facts: RunFacts | None,
+    failure: Failure | None = None,
+) -> StoredRun:
+    """Turn what a run left behind into figures and a verdict, and store it all."""
+    known = facts or rebuilt_facts(meta, sink)
+    summary = None if known is None else figures(meta, sink, known)
+    run = StoredRun(
+        folder=folder,
+        meta=meta,
+        state=_state(known, summary, failure),
+        facts=known,
+        summary=summary,
+        failure=failure,
+        events=tuple(sink.events),
+        ended_at=utc_now(),
+    )
+    write_run(run, sink.requests, sink.step_table)
+    return run
+
+
+def _state(facts: RunFacts | None, summary: Summary | None, failure: Failure | None) -> State:
+    if failure is not None:
+        return "failed"
+    if facts is None or summary is None or facts.interrupted:
+        return "interrupted"
+    return "done" if summary.verdict.valid else "void"
+
+
+def figures(meta: RunMeta, sink: MemorySink, facts: RunFacts) -> Summary:
+    """The summary of a run with its verdict."""
+    records = records_from_requests(sink.requests, sink.step_table)
+    summary = summarise(
+        records,
+        facts.window,
+        facts=facts,
+        configuration=meta.configuration,
+        slo=meta.slo,
+        open_loop=not meta.workload.arrivals.closed_loop,
+        bounds=bounds_of(meta.configuration),
+    )
+    found = judge(Evidence(records, facts, summary, meta.workload, meta.slo))
+    return replace(summary, verdict=VerdictFigures(found.valid, found.reasons, found.warnings))
+
+
+def bounds_of(configuration: Configuration) -> Bounds | None:
+    """What one GPU of the configuration can do at most, None when the GPU is not known."""
+    if configuration.gpu is None:
+        return None
+    try:
+        found = gpu(configuration.gpu)
+        precision = "fp8" if (configuration.knobs.quantization or "").startswith("fp8") else "bf16"
+        return Bounds(found.peak_flops(precision), found.bandwidth_bytes_per_s)
+    except BadInput:
+        return None
+
+
+def rebuilt_facts(meta: RunMeta, sink: MemorySink) -> RunFacts | None:
+    """What can be said about a run that was cut off: its window up to the last thing seen.
+
+    None when nothing was seen after the warm-up.
+    """
+    seen = [t for r in sink.requests for t in (r.sent_ns, r.end_ns) if t is not None]
+    start = round(meta.workload.warmup_s * 1e9)
+    planned_end = start + round(meta.workload.duration_s * 1e9)
+    end = min(planned_end, max(seen, default=0))
+    if end <= start:
+        return None
+    source: Source = "twin" if meta.configuration.engine == "twin" else "measured"
+    kernel = all(r.read_timed in (None, 0) for r in sink.requests)
+    return RunFacts(
+        source=source,
+        window=Window(start, end),
+        client=ClientCheck("kernel" if kernel else "read"),
+        interrupted=True,
+        notes=("cut off: figures are from the records that were on disk",),
+    )
+
+
+def recover(folder: Path) -> StoredRun | None:
+    """The finished run in a folder; a run that was killed is finished from its journal first.
+
+    None when there is nothing yet, or when a living process is still writing it.
+    """
+    if is_finished(folder):
+        return read_run(folder)
+    path = folder / JOURNAL_FILE
+    if not path.exists() or is_being_written(path):
+        return None
+    content = read_journal(path)
+    if not content.head:
+        return None
+    return finish_content(folder, content)
+
+
+def finish_content(folder: Path, content: JournalContent) -> StoredRun:
+    """Store a run from its journal."""
+    where = str(folder / JOURNAL_FILE)
+    meta = from_plain(RunMeta, content.head, where)
+    facts = None if content.facts is None else from_plain(RunFacts, content.facts, where)
+    sink = MemorySink(content.requests, content.events, content.steps)
+    return finish(folder, meta, sink, facts)

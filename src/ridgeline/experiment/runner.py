@@ -1,0 +1,305 @@
+"""Many runs: in order, resumable, a twin's spread over the cores.
+
+A run that is finished in the directory under the same fingerprint is not repeated; one that failed,
+was void or was cut off is done again when asked for again. What another configuration left under
+the same name is moved aside, never overwritten.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from ridgeline.domain.errors import StoreError
+from ridgeline.domain.run import SilentWatch, Watch
+from ridgeline.engines.base import Engine
+from ridgeline.experiment.plan import Plan, PlannedRun, plan_runs, ridgeline_version, utc_now
+from ridgeline.experiment.protocol import carry_out, recover
+from ridgeline.store.files import make_folder
+from ridgeline.store.run_directory import State, StoredRun, read_run, set_aside
+from ridgeline.store.study_directory import (
+    ExperimentEntry,
+    RunEntry,
+    StudyDirectory,
+    StudyIndex,
+)
+
+KEPT: tuple[State, ...] = ("done",)
+
+
+class StudyWatch(Protocol):
+    """Follows a study. Implementations: the command line's progress, `SilentStudyWatch`."""
+
+    def planned(self, runs: Sequence[PlannedRun], kept: Sequence[StoredRun]) -> None:
+        """Take the runs still to be done, and those found finished."""
+
+    def started(self, run: PlannedRun) -> Watch:
+        """Take a run that starts; returns the watch that follows it."""
+
+    def ended(self, run: StoredRun) -> None:
+        """Take a run that ended."""
+
+    def stop_asked(self) -> bool:
+        """True once the user wants no further run to start."""
+
+
+class SilentStudyWatch:
+    """Shows nothing and never stops."""
+
+    def planned(self, runs: Sequence[PlannedRun], kept: Sequence[StoredRun]) -> None:
+        """Ignore them."""
+
+    def started(self, run: PlannedRun) -> Watch:
+        """Follow it silently."""
+        return SilentWatch()
+
+    def ended(self, run: StoredRun) -> None:
+        """Ignore it."""
+
+    def stop_asked(self) -> bool:
+        """Never."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a study went: the directory's index afterwards, and whether the user stopped it."""
+
+    index: StudyIndex
+    interrupted: bool
+
+
+def run_plan(
+    plan: Plan,
+    directory: StudyDirectory,
+    engine_for: Callable[[str], Engine],
+    watch: StudyWatch,
+    *,
+    command: str,
+    study_text: str | None = None,
+    cores: int | None = None,
+) -> Outcome:
+    """Do every run of the plan that is not there yet; raises StoreError.
+
+    `engine_for` gives the engine of a configuration's engine name.
+    """
+    runs = plan_runs(plan)
+    with directory.held():
+        return _run_held(
+            plan, runs, directory, engine_for, watch, command=command, text=study_text, cores=cores
+        )
+
+
+def _run_held(
+    plan: Plan,
+    runs: Sequence[PlannedRun],
+    directory: StudyDirectory,
+    engine_for: Callable[[str], Engine],
+    watch: StudyWatch,
+    *,
+    command: str,
+    text: str | None,
+    cores: int | None,
+) -> Outcome:
+    index = _begin(plan, runs, directory, command)
+    if text is not None:
+        directory.write_study_text(text)
+    todo, kept = _split(runs, directory)
+    for run in kept:
+        index = index.with_run(_entry(run))
+    directory.write_index(index)
+    watch.planned(todo, kept)
+    book = _Book(directory, index, watch)
+    in_pool = [r for r in todo if r.configuration.engine == "twin"]
+    in_turn = [r for r in todo if r.configuration.engine != "twin"]
+    workers = min(cores or usable_cores(), len(in_pool))
+    if workers > 1:
+        _run_in_pool(in_pool, book, engine_for, workers)
+    else:
+        _run_in_turn(in_pool, book, engine_for)
+    _run_in_turn(in_turn, book, engine_for)
+    states = {entry.state for entry in book.index.runs.values()}
+    return Outcome(book.index, watch.stop_asked() or "interrupted" in states)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+@dataclass(slots=True)
+class _Book:
+    """Keeps the index on disk in step with the runs."""
+
+    directory: StudyDirectory
+    index: StudyIndex
+    watch: StudyWatch
+
+    def started(self, run: PlannedRun) -> Watch:
+        self._write(replace(self.index.runs[run.run_id], state="running", reason=None))
+        return self.watch.started(run)
+
+    def ended(self, run: StoredRun) -> None:
+        self._write(_entry(run))
+        self.watch.ended(run)
+
+    def _write(self, entry: RunEntry) -> None:
+        self.index = self.index.with_run(entry)
+        self.directory.write_index(self.index)
+
+
+def _begin(
+    plan: Plan, runs: Sequence[PlannedRun], directory: StudyDirectory, command: str
+) -> StudyIndex:
+    """The index before any run; keeps the date of an earlier start in the same folder."""
+    created = utc_now()
+    if directory.exists():
+        earlier = directory.index()
+        if (earlier.name, earlier.kind) != (plan.name, plan.kind):
+            raise StoreError(
+                f"holds the {earlier.kind} {earlier.name!r}",
+                where=str(directory.path),
+                fix="choose another folder with --out",
+            )
+        created = earlier.created_at
+    make_folder(directory.path)
+    engines = dict.fromkeys(e.configuration.engine for e in plan.experiments)
+    return StudyIndex(
+        name=plan.name,
+        kind=plan.kind,
+        engine=", ".join(engines),
+        baseline=plan.baseline,
+        experiments=tuple(ExperimentEntry(e.name, e.change) for e in plan.experiments),
+        order=tuple(r.run_id for r in runs),
+        runs={
+            r.run_id: RunEntry(
+                r.run_id, r.experiment, r.repeat, r.workload.seed, "planned", r.fingerprint
+            )
+            for r in runs
+        },
+        created_at=created,
+        command=command,
+        ridgeline=ridgeline_version(),
+    )
+
+
+def _split(
+    runs: Sequence[PlannedRun], directory: StudyDirectory
+) -> tuple[list[PlannedRun], list[StoredRun]]:
+    """Runs still to be done, and those that are there. What stands in the way is moved aside."""
+    todo, kept = [], []
+    for run in runs:
+        folder = directory.run_folder(run.run_id)
+        found = recover(folder)
+        if found is not None and found.state in KEPT and found.meta.fingerprint == run.fingerprint:
+            kept.append(found)
+            continue
+        if found is not None:
+            set_aside(folder)
+        todo.append(run)
+    return todo, kept
+
+
+def _entry(run: StoredRun) -> RunEntry:
+    reason = None
+    if run.failure is not None:
+        reason = f"{run.failure.kind}: {run.failure.text}"
+    elif run.summary is not None and not run.summary.verdict.valid:
+        reason = "; ".join(run.summary.verdict.reasons)
+    meta = run.meta
+    return RunEntry(
+        meta.run_id,
+        meta.experiment,
+        meta.repeat,
+        meta.workload.seed,
+        run.state,
+        meta.fingerprint,
+        reason,
+    )
+
+
+def _run_in_turn(
+    runs: Sequence[PlannedRun], book: _Book, engine_for: Callable[[str], Engine]
+) -> None:
+    for run in runs:
+        if book.watch.stop_asked():
+            return
+        engine = engine_for(run.configuration.engine)
+        folder = book.directory.run_folder(run.run_id)
+        book.ended(carry_out(run, folder, engine, book.started(run)))
+
+
+def _run_in_pool(
+    runs: Sequence[PlannedRun], book: _Book, engine_for: Callable[[str], Engine], workers: int
+) -> None:
+    """Twins in processes of their own; after a stop the running ones (about a second) end."""
+    waiting = list(reversed(runs))
+    with _pool(workers) as pool:
+        going: dict[Future[Path], PlannedRun] = {}
+        while waiting or going:
+            while waiting and len(going) < workers and not book.watch.stop_asked():
+                run = waiting.pop()
+                book.started(run)
+                folder = book.directory.run_folder(run.run_id)
+                going[pool.submit(_work, run, folder, engine_for)] = run
+            if not going:
+                return
+            done, _ = wait(going, timeout=0.2, return_when=FIRST_COMPLETED)
+            for future in done:
+                run = going.pop(future)
+                book.ended(read_run(future.result()))
+
+
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Fresh processes (spawn: no locks or threads are inherited), ended at once on an exception."""
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupt)
+    try:
+        yield pool
+    except BaseException:
+        for process in list((pool._processes or {}).values()):  # no public way to stop one early
+            process.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _ignore_interrupt() -> None:
+    """Ctrl-C reaches the whole process group; the parent decides what it means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _work(run: PlannedRun, folder: Path, engine_for: Callable[[str], Engine]) -> Path:
+    """One run in a worker; what came of it is read back from the disk by the parent."""
+    return carry_out(run, folder, engine_for(run.configuration.engine), SilentWatch()).folder
+
+
+def recover_study(directory: StudyDirectory) -> StudyIndex:
+    """The index of a study with the runs that were cut off recovered from their journals.
+
+    A copy that cannot be written to is read as it is.
+    """
+    index = directory.index()
+    if directory.is_held():
+        return index
+    changed = index
+    for run_id, entry in index.runs.items():
+        if entry.state not in ("planned", "running"):
+            continue
+        found = recover(directory.run_folder(run_id))
+        if found is not None and found.meta.fingerprint == entry.fingerprint:
+            changed = changed.with_run(_entry(found))
+        elif entry.state == "running":
+            gone = "the process that measured it is gone"
+            changed = changed.with_run(replace(entry, state="interrupted", reason=gone))
+    if changed != index:
+        with contextlib.suppress(StoreError):
+            directory.write_index(changed)
+    return changed
