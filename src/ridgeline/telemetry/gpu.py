@@ -1,0 +1,209 @@
+"""GPU counters through NVML: what the chip did, not only whether a kernel was resident.
+
+`utilisation` (nvidia-smi's figure) is the share of time in which any kernel ran and says nothing
+about work; it stands only beside the hardware's own activity counters (GPM, from Hopper on).
+Everything that the driver does not tell is None, never 0.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+# Reasons (bits of nvmlDeviceGetCurrentClocksEventReasons) for which clocks fall below what the
+# chip could do. Idle and user-set clocks are not throttling.
+THROTTLE_BITS = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One GPU at one moment. Shares are 0..1; activity covers the time since the last sample."""
+
+    index: int
+    name: str
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+    utilisation: float | None = None
+    sm_active: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    throttled_by: tuple[str, ...] = ()
+    processes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSummary:
+    """One GPU over a window: means, the throttle reasons with their share of samples."""
+
+    index: int
+    name: str
+    samples: int
+    memory_used_max_bytes: int | None
+    power_mean_w: float | None
+    sm_clock_mean_mhz: float | None
+    utilisation: float | None
+    sm_active: float | None
+    tensor_active: float | None
+    dram_active: float | None
+    throttled: dict[str, float]
+    strangers: tuple[int, ...]  # processes that are not ours
+
+
+class GpuSampler(Protocol):
+    """Reads all GPUs once. Implementations: NvmlSampler, FakeSampler."""
+
+    def sample(self) -> Sequence[GpuSample]:
+        """The state of every GPU now; an empty sequence where there is none."""
+
+
+@dataclass(slots=True)
+class FakeSampler:
+    """Plays back prepared samples, the last one for ever."""
+
+    script: list[Sequence[GpuSample]]
+
+    def sample(self) -> Sequence[GpuSample]:
+        """The next prepared samples."""
+        return self.script.pop(0) if len(self.script) > 1 else self.script[0]
+
+
+class NvmlSampler:
+    """Samples through NVML; `open_nvml` returns None where there is no driver."""
+
+    def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
+        self._nvml = nvml
+        self._handles = handles
+        self._last: dict[int, Any] = {}
+
+    def sample(self) -> Sequence[GpuSample]:
+        """The state of every GPU now."""
+        return [self._one(i, h) for i, h in enumerate(self._handles)]
+
+    def _one(self, index: int, handle: Any) -> GpuSample:
+        nvml = self._nvml
+        rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        power = self._ask("nvmlDeviceGetPowerUsage", handle)
+        limit = self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        name = self._ask("nvmlDeviceGetName", handle)
+        activity = self._activity(index, handle)
+        return GpuSample(
+            index=index,
+            name=name.decode() if isinstance(name, bytes) else str(name),
+            memory_used_bytes=None if memory is None else int(memory.used),
+            power_w=None if power is None else power / 1000,
+            power_limit_w=None if limit is None else limit / 1000,
+            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+            max_sm_clock_mhz=self._ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
+            utilisation=None if rates is None else rates.gpu / 100,
+            throttled_by=throttle_reasons(bits or 0),
+            processes=tuple(p.pid for p in processes or ()),
+            **activity,
+        )
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        """A driver's answer, None where this GPU or driver does not tell."""
+        try:
+            return getattr(self._nvml, function)(*arguments)
+        except (self._nvml.NVMLError, AttributeError):
+            return None
+
+    def _activity(self, index: int, handle: Any) -> dict[str, float]:
+        """SM, tensor and DRAM activity since the last call, from the hardware's counters."""
+        nvml = self._nvml
+        try:
+            now = nvml.nvmlGpmSampleAlloc()
+            nvml.nvmlGpmSampleGet(handle, now)
+        except (nvml.NVMLError, AttributeError):
+            return {}
+        before = self._last.get(index)
+        self._last[index] = now
+        if before is None:
+            return {}
+        wanted = {
+            "sm_active": nvml.NVML_GPM_METRIC_SM_UTIL,
+            "tensor_active": nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+            "dram_active": nvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+        }
+        request = nvml.c_nvmlGpmMetricsGet_t()
+        request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(wanted)
+        request.sample1, request.sample2 = before, now
+        for slot, metric in enumerate(wanted.values()):
+            request.metrics[slot].metricId = metric
+        try:
+            nvml.nvmlGpmMetricsGet(request)
+        except nvml.NVMLError:
+            return {}
+        finally:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlGpmSampleFree(before)
+        return {
+            name: request.metrics[slot].value / 100
+            for slot, name in enumerate(wanted)
+            if request.metrics[slot].nvmlReturn == nvml.NVML_SUCCESS
+        }
+
+
+def open_nvml() -> NvmlSampler | None:
+    """A sampler of the GPUs that CUDA_VISIBLE_DEVICES leaves; None without a driver."""
+    import pynvml  # noqa: PLC0415  only where GPUs are asked for
+
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        numbers = [int(g) for g in shown.split(",") if g.isdigit()] if shown else list(range(count))
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in numbers if i < count]
+    except pynvml.NVMLError:
+        return None
+    return NvmlSampler(pynvml, handles) if handles else None
+
+
+def throttle_reasons(bits: int) -> tuple[str, ...]:
+    """The names of the throttle bits that are set."""
+    return tuple(name for bit, name in THROTTLE_BITS.items() if bits & bit)
+
+
+def summarise_gpu(samples: Iterable[GpuSample], ours: Iterable[int] = ()) -> GpuSummary | None:
+    """Reduce the samples of one GPU; `ours` are the process ids that may use it. None if empty."""
+    rows = list(samples)
+    if not rows:
+        return None
+    reasons = sorted({reason for row in rows for reason in row.throttled_by})
+    known = set(ours)
+    return GpuSummary(
+        index=rows[0].index,
+        name=rows[0].name,
+        samples=len(rows),
+        memory_used_max_bytes=max(
+            (r.memory_used_bytes for r in rows if r.memory_used_bytes is not None), default=None
+        ),
+        power_mean_w=_mean(r.power_w for r in rows),
+        sm_clock_mean_mhz=_mean(r.sm_clock_mhz for r in rows),
+        utilisation=_mean(r.utilisation for r in rows),
+        sm_active=_mean(r.sm_active for r in rows),
+        tensor_active=_mean(r.tensor_active for r in rows),
+        dram_active=_mean(r.dram_active for r in rows),
+        throttled={
+            reason: sum(reason in r.throttled_by for r in rows) / len(rows) for reason in reasons
+        },
+        strangers=tuple(sorted({p for r in rows for p in r.processes} - known)) if known else (),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
