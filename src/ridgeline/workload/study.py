@@ -129,7 +129,7 @@ class Study:
     model: str
     engine: str
     experiments: tuple[ExperimentSpec, ...]
-    slo: Slo = Slo()
+    slo: Slo = field(default_factory=Slo)
     repeats: int = 3
     published: Published | None = None
     findings: tuple[Finding, ...] = ()

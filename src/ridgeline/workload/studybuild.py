@@ -1,0 +1,311 @@
+"""From the checked parts of a study file to the frozen `Study`, with the checks between keys."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ridgeline.domain.errors import BadInput, nearest
+from ridgeline.domain.hardware import gpu as known_gpu
+from ridgeline.domain.knobs import Configuration, Knobs
+from ridgeline.domain.slo import Slo, slo_from_mapping
+from ridgeline.domain.workload import (
+    Arrivals,
+    Lengths,
+    Outputs,
+    Prompts,
+    SharedPrefix,
+    Workload,
+)
+from ridgeline.workload.study import (
+    ExperimentSpec,
+    Finding,
+    Published,
+    Statement,
+    Study,
+)
+from ridgeline.workload.studyfile import Path_, Source, difference_text, explain
+from ridgeline.workload.studymodel import (
+    ArrivalsPart,
+    ExperimentPart,
+    FindingPart,
+    HardwarePart,
+    LengthsPart,
+    OutputPart,
+    RatioPart,
+    StudyPart,
+    WorkloadPart,
+)
+
+P = TypeVar("P", bound=BaseModel)
+
+# Parts that hold one choice: an experiment that gives one replaces it and merges nothing.
+WHOLE = ("arrivals", "tokens", "output_tokens")
+
+
+def build_study(source: Source, text: str, folder: Path) -> Study:
+    """Check a parsed file and build the study. Raises BadInput naming line and key."""
+    part = _checked(StudyPart, source.body, source, ())
+    names = _unique_names(source, part)
+    base = ExperimentSpec(
+        part.baseline_name,
+        "baseline",
+        _base_configuration(source, part, folder),
+        _workload(source, part.workload, ("workload",)),
+    )
+    if not part.experiments and part.findings:
+        raise source.error(("findings",), "findings compare experiments, and there are none")
+    return Study(
+        name=part.name,
+        model=base.configuration.model,
+        engine=part.engine,
+        experiments=(base, *(_experiment(source, base, i, part) for i in range(len(names) - 1))),
+        slo=_slo(part.slo),
+        repeats=part.repeats,
+        published=_published(source, part, names),
+        findings=tuple(_finding(source, i, f, names) for i, f in enumerate(part.findings)),
+        text=text,
+    )
+
+
+def _checked(
+    kind: type[P], body: Any, source: Source, prefix: Path_, override: Path_ | None = None
+) -> P:
+    """Validate a part that stands at `prefix`; with `override`, at that place where it has it."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        found = error.errors()
+        inner, words, at_key = explain(found[0], kind, prefix)
+        places = [prefix + inner] if override is None else [override + inner, prefix + inner]
+        place = max(places, key=lambda path: _depth(source.body, path))
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise source.error(place, words + more, key=at_key) from None
+
+
+def _depth(body: Any, path: Path_) -> int:
+    """How many steps of the path exist in the file."""
+    for depth, step in enumerate(path):
+        try:
+            body = body[step]
+        except (KeyError, IndexError, TypeError):
+            return depth
+    return len(path)
+
+
+def _unique_names(source: Source, part: StudyPart) -> list[str]:
+    names = [part.baseline_name]
+    for i, experiment in enumerate(part.experiments):
+        if experiment.name in names:
+            what = f"two experiments are called {experiment.name!r}"
+            raise source.error(("experiments", i, "name"), what, "give each its own name")
+        names.append(experiment.name)
+    return names
+
+
+def _base_configuration(source: Source, part: StudyPart, folder: Path) -> Configuration:
+    if part.engine == "endpoint" and part.url is None:
+        raise source.error(("engine",), "engine: endpoint needs the key 'url'")
+    if part.engine != "endpoint" and part.url is not None:
+        raise source.error(("url",), f"url belongs to engine: endpoint, not to {part.engine}")
+    model = part.model
+    if model.startswith(("./", "../")):
+        model = str((folder / model).resolve())
+    knobs = _knobs(part.baseline)
+    start = Configuration(model, knobs, part.engine, part.engine_version, url=part.url)
+    return _with_hardware(source, start, part.hardware or HardwarePart(), ("hardware",))
+
+
+def _knobs(part: BaseModel | None) -> Knobs:
+    return Knobs(**_given(part))
+
+
+def _given(part: BaseModel | None) -> dict[str, Any]:
+    """The knobs that stand in the file (a key without a value counts as not given)."""
+    if part is None:
+        return {}
+    found = {name: getattr(part, name) for name in part.model_fields_set}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items() if v is not None}
+
+
+def _with_hardware(
+    source: Source, configuration: Configuration, part: HardwarePart, path: Path_
+) -> Configuration:
+    """GPU, price and the GPUs used: as many as the layout needs, at most those that there are."""
+    name = part.gpu
+    if configuration.engine == "twin":
+        if name is None:
+            raise source.error(path, "the twin needs the key 'hardware.gpu'", "give a GPU's name")
+        try:
+            name = known_gpu(name).name
+        except BadInput as error:
+            raise source.error((*path, "gpu"), error.what) from None
+    used = configuration.knobs.gpus
+    if configuration.engine == "endpoint" and part.count is not None:
+        used = part.count
+    if part.count is not None and used > part.count:
+        what = f"{used} GPUs are needed (data x tensor x pipeline parallel), count is {part.count}"
+        raise source.error((*path, "count"), what, "raise hardware.count or lower the layout")
+    return replace(configuration, gpu=name, gpus=used, price_per_gpu_hour=part.price_per_gpu_hour)
+
+
+def _experiment(
+    source: Source, base: ExperimentSpec, index: int, study: StudyPart
+) -> ExperimentSpec:
+    part: ExperimentPart = study.experiments[index]
+    path: Path_ = ("experiments", index)
+    if part.url is not None and study.engine != "endpoint":
+        raise source.error((*path, "url"), f"url belongs to engine: endpoint, not {study.engine}")
+    configuration = replace(
+        base.configuration,
+        knobs=base.configuration.knobs.with_changes(_given(part.set)),
+        url=part.url or base.configuration.url,
+    )
+    hardware = (study.hardware or HardwarePart()).model_dump()
+    hardware |= part.hardware.model_dump(exclude_unset=True) if part.hardware else {}
+    place = (*path, "hardware") if part.hardware else (*path, "set")
+    configuration = _with_hardware(source, configuration, HardwarePart(**hardware), place)
+    workload = base.workload
+    if part.workload is not None:
+        merged = _merge(source.body["workload"], part.workload)
+        here: Path_ = (*path, "workload")
+        checked = _checked(WorkloadPart, merged, source, ("workload",), here)
+        workload = _workload(source, checked, here)
+    change = ", ".join(
+        filter(
+            None,
+            (
+                difference_text(base.configuration.knobs, configuration.knobs),
+                difference_text(
+                    replace(base.configuration, knobs=Knobs(), gpus=0),
+                    replace(configuration, knobs=Knobs(), gpus=0),
+                ),
+                difference_text(base.workload, workload),
+            ),
+        )
+    )
+    return ExperimentSpec(part.name, change or "the same again", configuration, workload)
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The base with the changes: mappings merge by key, the parts of WHOLE are replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        if key not in WHOLE and isinstance(old, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
+    prompts, outputs = Prompts(), Outputs()
+    if part.prompts is not None:
+        shared = part.prompts.shared_prefix
+        prompts = Prompts(
+            _lengths(source, part.prompts.tokens, (*path, "prompts", "tokens"), prompts.tokens),
+            None if shared is None else SharedPrefix(shared.tokens, shared.groups),
+        )
+    output: OutputPart | None = part.output_tokens
+    if output is not None:
+        lengths = _lengths(source, output, (*path, "output_tokens"), outputs.tokens)
+        outputs = Outputs(lengths, output.ignore_eos)
+    return Workload(
+        arrivals=_arrivals(source, part.arrivals, (*path, "arrivals")),
+        prompts=prompts,
+        outputs=outputs,
+        duration_s=part.duration_s,
+        warmup_s=part.warmup_s,
+        requests=part.requests,
+        seed=part.seed,
+    )
+
+
+def _arrivals(source: Source, part: ArrivalsPart, path: Path_) -> Arrivals:
+    if (part.users is None) == (part.rate_per_s is None):
+        raise source.error(path, "arrivals need either 'users' or 'rate_per_s'")
+    of_rates = {"process": part.process, "burstiness": part.burstiness}
+    if part.users is not None:
+        for key, value in of_rates.items():
+            if value is not None:
+                raise source.error((*path, key), f"{key} belongs to rate_per_s, not to users")
+        return Arrivals(users=part.users, think_time_s=part.think_time_s or 0.0)
+    if part.think_time_s is not None:
+        raise source.error((*path, "think_time_s"), "think_time_s belongs to users, not to a rate")
+    process = part.process or "poisson"
+    if part.burstiness is not None and process != "gamma":
+        raise source.error((*path, "burstiness"), "burstiness needs process: gamma")
+    return Arrivals(rate_per_s=part.rate_per_s, process=process, burstiness=part.burstiness or 1.0)
+
+
+def _lengths(source: Source, part: LengthsPart | None, path: Path_, default: Lengths) -> Lengths:
+    """mean with spread, or min to max (max alone: always that long)."""
+    if part is None:
+        return default
+    by_range = part.min is not None or part.max is not None
+    by_mean = part.mean is not None or part.spread is not None
+    if by_range and by_mean:
+        raise source.error(path, "give a length by mean and spread or by min and max, not by both")
+    if by_range:
+        if part.max is None:
+            raise source.error(path, "min needs max", "add max")
+        low = part.max if part.min is None else part.min
+        if low > part.max:
+            raise source.error(path, f"min ({low}) is above max ({part.max})")
+        return Lengths((low + part.max) / 2, (part.max - low) / (part.max + low))
+    if part.mean is None:
+        if not by_mean:
+            return default
+        raise source.error(path, "spread needs mean", "add mean")
+    return Lengths(part.mean, part.spread or 0.0)
+
+
+def _slo(part: BaseModel | None) -> Slo:
+    if part is None:
+        return Slo()
+    return slo_from_mapping({k: v for k, v in part.model_dump().items() if v is not None})
+
+
+def _known_name(source: Source, name: str, names: list[str], path: Path_) -> str:
+    if name not in names:
+        raise source.error(path, f"there is no experiment {name!r}{nearest(name, names)}")
+    return name
+
+
+def _published(source: Source, part: StudyPart, names: list[str]) -> Published | None:
+    if part.published is None:
+        return None
+    runs = {}
+    for name, run in part.published.runs.items():
+        _known_name(source, name, names, ("published", "runs", name))
+        runs[name] = {k: v for k, v in run.model_dump().items() if v is not None}
+    return Published(part.published.source, runs)
+
+
+def _finding(source: Source, index: int, part: FindingPart, names: list[str]) -> Finding:
+    path: Path_ = ("findings", index)
+    first, second = (_known_name(source, n, names, (*path, "compare")) for n in part.compare)
+    if first == second:
+        raise source.error((*path, "compare"), f"{first} is compared with itself")
+    if part.twin is not None and not part.because:
+        raise source.error(path, "an expectation ('twin') needs its reason ('because')")
+    statements = [_statement(source, r, (*path, "ratio", i)) for i, r in enumerate(part.ratio)]
+    return Finding(
+        part.id, part.claim, first, second, tuple(statements), part.twin, part.because,
+        part.published,
+    )  # fmt: skip
+
+
+def _statement(source: Source, part: RatioPart, path: Path_) -> Statement:
+    bounded = part.at_least is not None or part.at_most is not None
+    if bounded == (part.is_ is not None):
+        raise source.error(path, "a ratio needs either 'is' or 'at_least' and 'at_most'")
+    if part.is_ is not None:
+        low, high = (1.0, None) if part.is_ == "higher" else (None, 1.0)
+        return Statement(part.metric, low, high)
+    if part.at_least is not None and part.at_most is not None and part.at_least > part.at_most:
+        raise source.error(path, f"at_least {part.at_least:g} is above at_most {part.at_most:g}")
+    return Statement(part.metric, part.at_least, part.at_most)

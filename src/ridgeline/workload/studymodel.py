@@ -1,0 +1,285 @@
+"""The study file's form: what may stand in it, in which units and ranges.
+
+This is the file edge, and the only place that knows pydantic: heavy, so import it where a file is
+read. The editor's JSON Schema comes from the same models. Ranges stand in the fields; the words of
+an error are made in `studyfile.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
+
+from ridgeline.domain.knobs import Knobs
+from ridgeline.domain.slo import LATENCY_KEYS, SHARE_KEYS
+from ridgeline.workload.study import ENGINES, METRICS
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+class Part(BaseModel):
+    """Base of all parts: unknown keys are errors, and a text is not taken for a number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def _amount(unit: str, about: str, **limits: Any) -> Any:
+    """A field with its unit, which error messages and the schema name."""
+    return Field(description=f"{about} ({unit})", json_schema_extra={"unit": unit}, **limits)
+
+
+def _or_number(key: str) -> Callable[[object], object]:
+    def widen(value: object) -> object:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return {key: value} if is_number else value
+
+    return widen
+
+
+class ArrivalsPart(Part):
+    """When requests start: a number of users, or a rate."""
+
+    users: int | None = _amount("users", "closed loop: each sends one request after another",
+                                default=None, ge=1, le=100_000)  # fmt: skip
+    think_time_s: float | None = _amount("seconds", "a user's pause before the next request",
+                                         default=None, ge=0)  # fmt: skip
+    rate_per_s: float | None = _amount("requests per second", "open loop", default=None, gt=0)
+    process: Literal["poisson", "constant", "gamma"] | None = Field(
+        default=None, description="law of the gaps between arrivals; poisson unless given"
+    )
+    burstiness: float | None = _amount("gamma shape", "1 is Poisson, smaller is burstier",
+                                       default=None, gt=0)  # fmt: skip
+
+
+class LengthsPart(Part):
+    """A length in tokens: mean with spread, or min and max; a plain number is always that long."""
+
+    mean: float | None = _amount("tokens", "mean length", default=None, ge=1)
+    spread: float | None = _amount("share of the mean", "lengths from mean x (1 - spread) to mean"
+                                   " x (1 + spread), all equally likely",
+                                   default=None, ge=0, lt=1)  # fmt: skip
+    min: int | None = _amount("tokens", "shortest length", default=None, ge=1)
+    max: int | None = _amount("tokens", "longest length", default=None, ge=1)
+
+
+class OutputPart(LengthsPart):
+    """Output lengths: as for prompts; max alone means that every reply is that long."""
+
+    ignore_eos: bool = Field(
+        False, description="make a real engine produce exactly the length drawn"
+    )
+
+
+_NUMBER_OR: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
+
+
+def _widened(part: type[Part], key: str) -> Any:
+    """The part, or a plain number for its `key`; the schema allows both."""
+    schema = {"anyOf": [_NUMBER_OR, part.model_json_schema()]}
+    return Annotated[part, BeforeValidator(_or_number(key)), WithJsonSchema(schema)]
+
+
+class SharedPrefixPart(Part):
+    """Prompts of one group begin with the same tokens."""
+
+    tokens: int = _amount("tokens", "length of the shared beginning", ge=1)
+    groups: int = _amount("groups", "how many different beginnings", default=1, ge=1)
+
+
+class PromptsPart(Part):
+    """Prompts: their own part, and what they share."""
+
+    dataset: Literal["synthetic"] = Field("synthetic", description="where the texts come from")
+    tokens: _widened(LengthsPart, "mean") | None = None  # type: ignore[valid-type]
+    shared_prefix: SharedPrefixPart | None = None
+
+
+class WorkloadPart(Part):
+    """The traffic that is offered."""
+
+    arrivals: ArrivalsPart
+    prompts: PromptsPart | None = None
+    output_tokens: _widened(OutputPart, "max") | None = None  # type: ignore[valid-type]
+    duration_s: float = _amount("seconds", "length of the window", default=90.0, gt=0, le=86_400)
+    warmup_s: float = _amount("seconds", "same traffic before the window, not counted",
+                              default=10.0, ge=0, le=86_400)  # fmt: skip
+    requests: int | None = _amount("requests", "ends the window once so many were sent inside",
+                                   default=None, ge=1)  # fmt: skip
+    seed: int = _amount("whole number", "of all random draws", default=0, ge=0, lt=1 << 63)
+
+
+class HardwarePart(Part):
+    """The GPUs, and what they cost."""
+
+    gpu: str | None = Field(
+        default=None, description="a name of the GPU catalogue, for example H100-SXM"
+    )
+    count: int | None = _amount("GPUs", "how many there are; experiments may use fewer",
+                                default=None, ge=1)  # fmt: skip
+    price_per_gpu_hour: float | None = _amount("USD per GPU and hour", "price", default=None, ge=0)
+
+
+def _knob_fields() -> dict[str, Any]:
+    """Every knob as an optional field, typed as in `Knobs` and with the ranges of `_RANGES`."""
+    hints = get_type_hints(Knobs)
+    made: dict[str, Any] = {}
+    for knob in fields(Knobs):
+        (kind,) = (a for a in get_args(hints[knob.name]) if a is not type(None))
+        if get_origin(kind) is tuple:
+            kind = list[Annotated[int, Field(ge=1)]]
+        elif get_origin(kind) is not None:
+            kind = dict[str, Any]
+        unit, low, high = _RANGES.get(knob.name, (None, None, None))
+        options: dict[str, Any] = {"ge": low} if low is not None else {}
+        options |= {"le": high} if high is not None else {}
+        options |= {"json_schema_extra": {"unit": unit}} if unit else {}
+        made[knob.name] = (Union[kind, None], Field(default=None, **options))  # noqa: UP007
+    return made
+
+
+_COUNTS = {
+    "max_num_seqs": "requests",
+    "max_num_batched_tokens": "tokens",
+    "max_num_scheduled_tokens": "tokens",
+    "max_num_active_seqs": "requests",
+    "max_model_len": "tokens",
+    "prefill_schedule_interval": "steps",
+    "stream_interval": "tokens",
+    "max_num_queued_reqs": "requests",
+    "max_num_queued_tokens": "tokens",
+    "block_size": "tokens",
+    "kv_cache_memory_bytes": "bytes",
+    "num_gpu_blocks_override": "blocks",
+    "max_cudagraph_capture_size": "tokens",
+    "data_parallel_size": "replicas",
+    "tensor_parallel_size": "GPUs",
+    "pipeline_parallel_size": "GPUs",
+    "api_server_count": "processes",
+}
+_RANGES: dict[str, tuple[str | None, float | None, float | None]] = {
+    **{name: (unit, 1, None) for name, unit in _COUNTS.items()},
+    "long_prefill_token_threshold": ("tokens", 0, None),
+    "watermark": ("share of the blocks", 0, 1),
+    "gpu_memory_utilization": ("share of the memory", 0.01, 1),
+    "optimization_level": ("level", 0, 3),
+}
+
+KnobsPart = create_model(
+    "KnobsPart", __base__=Part, __doc__="Engine options, by the engine's own names.",
+    **_knob_fields(),
+)  # fmt: skip
+
+
+def _slo_fields() -> dict[str, Any]:
+    latency = _amount("ms", "upper limit", default=None, ge=0)
+    share = _amount("share", "limit", default=None, ge=0, le=1)
+    return {
+        **dict.fromkeys(LATENCY_KEYS, (float | None, latency)),
+        **dict.fromkeys(SHARE_KEYS, (float | None, share)),
+    }
+
+
+SloPart = create_model(
+    "SloPart", __base__=Part, __doc__="Limits: latencies in ms, shares between 0 and 1.",
+    **_slo_fields(),
+)  # fmt: skip
+
+
+class ExperimentPart(Part):
+    """One experiment: what differs from the baseline."""
+
+    name: str = Field(pattern=NAME)
+    set: KnobsPart | None = Field(default=None, description="engine options that differ")  # type: ignore[valid-type]
+    workload: dict[str, Any] | None = Field(
+        default=None,
+        description="parts of the workload that differ, in its own form; arrivals, tokens and"
+        " output_tokens are replaced as a whole",
+    )
+    hardware: HardwarePart | None = Field(default=None, description="GPUs or price that differ")
+    url: str | None = Field(default=None, description="another endpoint")
+
+
+class RatioPart(Part):
+    """The claimed ratio of a metric, the first compared experiment over the second."""
+
+    metric: Literal[METRICS]  # type: ignore[valid-type]
+    at_least: float | None = _amount("ratio", "claimed to be this or more", default=None, gt=0)
+    at_most: float | None = _amount("ratio", "claimed to be this or less", default=None, gt=0)
+    is_: Literal["higher", "lower"] | None = Field(default=None, alias="is")
+
+
+class FindingPart(Part):
+    """A published finding, and what the twin is expected to say of it."""
+
+    id: str = Field(pattern=NAME)
+    claim: str = Field(min_length=1)
+    compare: list[str] = Field(
+        min_length=2, max_length=2, description="ratios are the first over the second"
+    )
+    ratio: list[RatioPart] = Field(min_length=1, description="all must hold")
+    twin: Literal["reproduced", "not reproduced", "reversed"] | None = None
+    because: str | None = None
+    published: str | None = Field(default=None, description="the published figures in words")
+
+
+class PublishedRunPart(Part):
+    """Published figures of one run."""
+
+    ttft_p95_ms: float | None = _amount("ms", "p95 TTFT", default=None, ge=0)
+    itl_p95_ms: float | None = _amount("ms", "p95 ITL", default=None, ge=0)
+    chunks_per_s: float | None = _amount("chunks per second", "all GPUs", default=None, ge=0)
+    error_rate: float | None = _amount("share", "failed requests", default=None, ge=0, le=1)
+
+
+class PublishedPart(Part):
+    """Reference figures from elsewhere, shown beside ours."""
+
+    source: str = Field(min_length=1)
+    runs: dict[str, PublishedRunPart]
+
+
+class StudyPart(Part):
+    """A whole study file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, title="Ridgeline study")
+
+    name: str = Field(pattern=NAME)
+    model: str = Field(min_length=1, description="a model's name, or a folder with config.json")
+    engine: Literal[ENGINES] = "twin"  # type: ignore[valid-type]
+    engine_version: str | None = Field(default=None, description='as text, for example "0.21.0"')
+    url: str | None = Field(default=None, description="the server, for engine: endpoint")
+    hardware: HardwarePart | None = None
+    workload: WorkloadPart
+    slo: SloPart | None = None  # type: ignore[valid-type]
+    baseline: KnobsPart | None = Field(default=None, description="engine options of the baseline")  # type: ignore[valid-type]
+    baseline_name: str = Field("baseline", pattern=NAME)
+    experiments: list[ExperimentPart] = Field(default_factory=list)
+    repeats: int = _amount("runs of each experiment", "repeats", default=3, ge=1, le=100)
+    published: PublishedPart | None = None
+    findings: list[FindingPart] = Field(default_factory=list)
+
+
+def part_at(root: type[BaseModel], path: tuple[str | int, ...]) -> type[BaseModel] | None:
+    """The model that describes the mapping at `path`, None where the file is free in form."""
+    part: type[BaseModel] | None = root
+    for key in path:
+        if part is None or isinstance(key, int):
+            continue
+        found = {f.alias or name: f for name, f in part.model_fields.items()}.get(key)
+        if found is None:
+            # A free key of a mapping (the name of a published run): its values are the part.
+            continue
+        part = _model_in(found.annotation)
+    return part
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The first model inside an annotation such as list[X], dict[str, X] or X | None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in get_args(annotation):
+        model = _model_in(inner)
+        if model is not None:
+            return model
+    return None
