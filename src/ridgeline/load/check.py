@@ -1,0 +1,87 @@
+"""Did the client itself keep up? Loop lag, lateness of sends, reading backlog, CPU."""
+
+import time
+
+from ridgeline.domain.run import ClientCheck
+from ridgeline.load.clock import KernelClock
+from ridgeline.load.digest import Digest
+from ridgeline.load.loop import Loop
+
+BEAT_NS = 10_000_000
+KERNEL_SHARE = 0.99  # of the reads, for a run to call its receive clock "kernel"
+
+
+class SelfCheck:
+    """Watches the client over the window: `begin` at its start, `finish` at its end.
+
+    Loop lag is what an event met that came at a random moment: a beat is due every 10 ms, and
+    every beat counts with its own lateness, those that one long stall swallowed too.
+    """
+
+    def __init__(self, loop: Loop, clock: KernelClock) -> None:
+        self._loop, self._clock = loop, clock
+        self._lag = Digest()
+        self._lateness = Digest()
+        self._due_ns = 0
+        self._began: tuple[int, int] | None = None
+        self._cpu_share: float | None = None
+
+    def begin(self) -> None:
+        """Start to count; what the warm-up left is forgotten."""
+        now = time.monotonic_ns()
+        self._began = now, time.process_time_ns()
+        self._clock.backlog.clear()
+        self._clock.unstamped = 0
+        self._due_ns = now + BEAT_NS
+        self._loop.call_at(self._due_ns, self._beat)
+
+    def _beat(self) -> None:
+        if self._began is None:
+            return
+        now = time.monotonic_ns()
+        while self._due_ns <= now:
+            self._lag.add(now - self._due_ns)
+            self._due_ns += BEAT_NS
+        self._loop.call_at(self._due_ns, self._beat)
+
+    @property
+    def watching(self) -> bool:
+        """True between `begin` and `finish`."""
+        return self._began is not None
+
+    def sent(self, late_ns: int) -> None:
+        """Note how late a request of the window went out."""
+        self._lateness.add(late_ns)
+
+    def finish(self) -> None:
+        """Stop to count."""
+        if self._began is None:
+            return
+        now = time.monotonic_ns()
+        while self._due_ns <= now:  # beats that the last turn swallowed
+            self._lag.add(now - self._due_ns)
+            self._due_ns += BEAT_NS
+        wall_ns = now - self._began[0]
+        if wall_ns > 0:
+            self._cpu_share = (time.process_time_ns() - self._began[1]) / wall_ns
+        self._began = None
+
+    def result(self, connections: int) -> ClientCheck:
+        """The figures of the window."""
+        backlog, unstamped = self._clock.backlog, self._clock.unstamped
+        kernel = len(backlog) > 0 and len(backlog) >= KERNEL_SHARE * (len(backlog) + unstamped)
+        return ClientCheck(
+            receive_clock="kernel" if kernel else "read",
+            loop_lag_p99_s=_seconds(self._lag.percentile_ns(99)),
+            loop_lag_max_s=_seconds(self._lag.max_ns),
+            send_lateness_p50_s=_seconds(self._lateness.percentile_ns(50)),
+            send_lateness_p99_s=_seconds(self._lateness.percentile_ns(99)),
+            send_lateness_max_s=_seconds(self._lateness.max_ns),
+            backlog_p99_s=_seconds(backlog.percentile_ns(99)) if kernel else None,
+            cpu_share=self._cpu_share,
+            connections=connections,
+        )
+
+
+def _seconds(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e9

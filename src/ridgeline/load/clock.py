@@ -1,0 +1,107 @@
+"""Receive times: the kernel's stamps, carried over to the monotonic clock.
+
+Linux stamps an arriving segment with CLOCK_REALTIME (SO_TIMESTAMPNS, socket(7)); a reader that
+comes late still learns when the bytes came. Records are monotonic, so each turn of the loop
+samples the distance of the two clocks. Where that is not safe, the time of the read is used.
+"""
+
+import socket
+import struct
+import sys
+import time
+
+from ridgeline.load.digest import Digest
+
+# Not named by Python's socket module. The value is that of all Linux architectures except
+# alpha, mips, parisc and sparc; there the option is refused or no stamp comes: read times then.
+SO_TIMESTAMPNS = 35
+ANCILLARY_BYTES = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
+_TIMESPEC = struct.Struct("@ll")
+
+STEP_NS = 1_000_000  # the two clocks moved apart by more than this within a turn: a clock step
+FUTURE_SLACK_NS = 200_000  # the sampling error; a stamp further ahead of its read is not believed
+SETTLE_NS = 100_000_000  # after a step, bytes stamped before it may still be queued
+
+
+def ask_for_stamps(sock: socket.socket) -> bool:
+    """Ask the kernel to stamp what arrives on `sock`; False where it cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    except OSError:
+        return False
+    return True
+
+
+def realtime_stamp(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    """The kernel's stamp (ns, CLOCK_REALTIME) in recvmsg's ancillary data, None without one."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) == _TIMESPEC.size:
+            seconds, nanoseconds = _TIMESPEC.unpack(data)
+            return int(seconds * 1_000_000_000 + nanoseconds)
+    return None
+
+
+class KernelClock:
+    """Turns CLOCK_REALTIME stamps into monotonic ones by an offset sampled each turn.
+
+    `steps` counts the clock steps seen. A step makes stamps unusable for SETTLE_NS: what was
+    stamped before it can still be waiting to be read. `backlog` collects, in ns, how long
+    stamped bytes waited to be read; `unstamped` counts the reads that had to use their own time.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.backlog = Digest()
+        self.unstamped = 0
+        self._offset_ns = self._distance()
+        self._distrust_until_ns = 0
+
+    @staticmethod
+    def _distance() -> int:
+        """CLOCK_REALTIME minus the monotonic clock, the best of a few tries (ns)."""
+        best, narrowest = 0, 1 << 62
+        for _ in range(4):
+            before = time.monotonic_ns()
+            real = time.time_ns()
+            width = time.monotonic_ns() - before
+            if width < narrowest:
+                best, narrowest = real - before - width // 2, width
+            if width < 5_000:  # not interrupted between the readings
+                break
+        return best
+
+    def sample(self, now_ns: int) -> None:
+        """Renew the offset; once a turn of the loop, `now_ns` is the monotonic time."""
+        offset = self._distance()
+        if abs(offset - self._offset_ns) > STEP_NS:
+            self.steps += 1
+            self._distrust_until_ns = now_ns + SETTLE_NS
+        self._offset_ns = offset
+
+    def note_read(self, backlog_ns: int, kernel: bool) -> None:
+        """Count one read of a reply."""
+        if kernel:
+            self.backlog.add(backlog_ns)
+        else:
+            self.unstamped += 1
+
+    def receive_ns(
+        self, stamp_real_ns: int | None, read_ns: int, not_before_ns: int
+    ) -> tuple[int, bool]:
+        """Monotonic receive time of a read, and whether it is the kernel's.
+
+        Falls back to `read_ns` without a stamp, after a clock step, and for a stamp that lies
+        after the read or before `not_before_ns` (the send, or the connection's last read).
+        """
+        if stamp_real_ns is None or read_ns < self._distrust_until_ns:
+            return read_ns, False
+        stamp = stamp_real_ns - self._offset_ns
+        if stamp > read_ns:
+            return read_ns, stamp - read_ns <= FUTURE_SLACK_NS
+        if stamp < not_before_ns:
+            if not_before_ns - stamp > FUTURE_SLACK_NS:
+                return read_ns, False
+            return not_before_ns, True
+        return stamp, True

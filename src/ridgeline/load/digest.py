@@ -1,0 +1,59 @@
+"""Percentiles of many durations in constant memory."""
+
+import numpy as np
+
+_FOLD = 4096
+_PER_OCTAVE = 32  # steps of 2.2 %
+_BINS = 64 * _PER_OCTAVE
+
+
+class Digest:
+    """Counts durations (ns) in bins 2.2 % wide; the maximum and the count are exact.
+
+    A value below 1 ns counts as 1 ns. Adding costs a list append; no memory grows with the count.
+    """
+
+    def __init__(self) -> None:
+        self._fresh: list[int] = []
+        self._counts = np.zeros(_BINS, dtype=np.int64)
+        self._max = 0
+
+    def add(self, value_ns: int) -> None:
+        """Take one duration."""
+        self._fresh.append(value_ns)
+        if len(self._fresh) >= _FOLD:
+            self._fold()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._fresh.clear()
+        self._counts[:] = 0
+        self._max = 0
+
+    def __len__(self) -> int:
+        return int(self._counts.sum()) + len(self._fresh)
+
+    @property
+    def max_ns(self) -> int | None:
+        """The largest duration, None without any."""
+        self._fold()
+        return self._max if self._counts.any() else None
+
+    def percentile_ns(self, percent: float) -> float | None:
+        """The smallest bin's upper edge that covers `percent` of all, None without any."""
+        self._fold()
+        total = int(self._counts.sum())
+        if total == 0:
+            return None
+        rank = max(1, int(np.ceil(percent / 100 * total)))
+        place = int(np.searchsorted(np.cumsum(self._counts), rank))
+        return float(min(2 ** ((place + 1) / _PER_OCTAVE), self._max))
+
+    def _fold(self) -> None:
+        if not self._fresh:
+            return
+        values = np.maximum(np.array(self._fresh, dtype=np.int64), 1)
+        self._fresh.clear()
+        self._max = max(self._max, int(values.max()))
+        places = (np.log2(values.astype(np.float64)) * _PER_OCTAVE).astype(np.int64)
+        self._counts += np.bincount(places, minlength=_BINS)

@@ -1,0 +1,291 @@
+"""A whole run against one address: warm-up, window, following to the end, records."""
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ridgeline.domain.errors import EndpointError
+from ridgeline.domain.records import RecordSink, RunEvent
+from ridgeline.domain.run import ClientCheck, Watch, Window
+from ridgeline.load.check import SelfCheck
+from ridgeline.load.clock import KernelClock
+from ridgeline.load.http import Connection, Site
+from ridgeline.load.limits import ensure_open_files
+from ridgeline.load.live import LiveView
+from ridgeline.load.loop import Loop
+from ridgeline.load.pool import Pool
+from ridgeline.load.request import InFlight
+from ridgeline.load.traffic import Launch, traffic_of
+from ridgeline.workload.schedule import PlannedRequest, Schedule
+
+SWEEP_NS = 50_000_000
+LIVE_NS = 500_000_000
+FAILED_PAUSE_NS = 100_000_000  # a user whose request failed begins the next no sooner than this
+DEAD_NS = 10_000_000_000  # no connection for so long, and none in use: the server is gone
+
+# (request of the schedule, a number that no other request of the run has) -> HTTP request bytes
+MakeRequest = Callable[[PlannedRequest, int], list[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Time-outs in ns; None = no limit. grace: how long requests are followed after the window."""
+
+    connect_ns: int
+    first_ns: int | None
+    gap_ns: int | None
+    total_ns: int | None
+    grace_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DriveResult:
+    """What a drive leaves besides its records. Times in ns from the run's zero."""
+
+    window: Window
+    client: ClientCheck
+    interrupted: bool
+    notes: tuple[str, ...]
+
+
+class Driver:
+    """Drives one schedule once: `Driver(...).run()`.
+
+    `hide` is a secret that must not appear in failure details. Raises EndpointError when not one
+    connection can be made, BadInput when the file limit is too low; what the sink raises passes.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        site: Site,
+        make_request: MakeRequest,
+        *,
+        limits: Limits,
+        sink: RecordSink,
+        watch: Watch,
+        hide: str | None = None,
+    ) -> None:
+        self._schedule, self._make_request, self._limits = schedule, make_request, limits
+        self._sink, self._watch, self._hide = sink, watch, hide
+        self._site = site
+        self._clock = KernelClock()
+        self._loop = Loop(self._clock.sample)
+        self._check = SelfCheck(self._loop, self._clock)
+        self._pool = Pool(self._loop, self._clock, site, limits.connect_ns, self._on_sent)
+        self._traffic = traffic_of(schedule)
+        workload = schedule.workload
+        self._start_ns = round(workload.warmup_s * 1e9)  # of the window, from zero
+        self._end_ns = self._start_ns + round(workload.duration_s * 1e9)
+        self._live = LiveView((self._start_ns + (self._end_ns - self._start_ns)) / 1e9)
+        self._zero_ns = 0
+        self._offering = True
+        self._interrupted = False
+        self._notes: list[str] = []
+        self._in_flight: dict[int, InFlight] = {}
+        self._index = 0
+        self._sent_inside = 0
+        self._deadline_ns = 0
+        self._last_good_ns = 0
+
+    def run(self) -> DriveResult:
+        """Offer the whole schedule and follow it to its end."""
+        ensure_open_files(self._traffic.connections)
+        try:
+            with _calm_collector():
+                self._connect()
+                self._begin()
+                self._loop.run()
+        finally:
+            self._pool.close()
+            self._loop.close()
+        if self._clock.steps:
+            self._notes.append(
+                f"the wall clock stepped {self._clock.steps} times;"
+                " chunks near a step carry the time of their read"
+            )
+        return DriveResult(
+            Window(self._start_ns, self._end_ns),
+            self._check.result(self._pool.peak),
+            self._interrupted,
+            tuple(self._notes),
+        )
+
+    # -- phases
+
+    def _connect(self) -> None:
+        """Open the connections before the first request, so that no TTFT contains a handshake."""
+        wanted = self._traffic.connections
+        self._pool.open(wanted)
+        self._wait_for_connections()
+        self._loop.run()
+        if self._pool.idle == 0:
+            raise EndpointError(
+                f"no connection: {self._pool.last_detail}",
+                where=self._site.host,
+                fix="is the server running, and is this its address?",
+            )
+        if self._pool.idle < wanted:
+            text = f"only {self._pool.idle} of {wanted} connections could be opened beforehand"
+            self._notes.append(f"{text}: {self._pool.last_detail}")
+        self._pool.spare = self._traffic.spare
+
+    def _wait_for_connections(self) -> None:
+        now = time.monotonic_ns()
+        self._pool.sweep(now)
+        if self._pool.opening == 0:
+            self._loop.stop()
+        else:
+            self._loop.call_at(now + 2_000_000, self._wait_for_connections)
+
+    def _begin(self) -> None:
+        """Set zero and put everything that has a fixed time into the timers."""
+        self._zero_ns = self._last_good_ns = time.monotonic_ns() + 1_000_000
+        self._loop.call_at(self._zero_ns + self._start_ns, self._open_window)
+        self._loop.call_at(self._zero_ns + self._end_ns, self._close_window)
+        self._loop.call_at(self._zero_ns + SWEEP_NS, self._sweep)
+        self._loop.call_at(self._zero_ns, self._tick)
+        self._traffic.start(self._loop, self._zero_ns, self._launch)
+
+    def _open_window(self) -> None:
+        if self._offering:
+            self._check.begin()
+
+    def _close_window(self) -> None:
+        """Offer nothing more; what is on its way is followed to its end."""
+        if not self._offering:
+            return
+        self._offering = False
+        self._check.finish()
+        self._deadline_ns = time.monotonic_ns() + self._limits.grace_ns
+        if not self._in_flight:
+            self._loop.stop()
+
+    def _end_early(self, at_ns: int) -> None:
+        """Let the window end at `at_ns` (monotonic)."""
+        self._end_ns = max(at_ns - self._zero_ns, 0)
+        self._start_ns = min(self._start_ns, self._end_ns)
+        self._close_window()
+
+    def _cancel_all(self, detail: str, *, drop_unsent: bool) -> None:
+        now = time.monotonic_ns()
+        for request in list(self._in_flight.values()):
+            if self._pool.forget(request) and drop_unsent:
+                del self._in_flight[request.index]
+            else:
+                request.give_up(now, "cancelled", detail)
+        self._loop.stop()
+
+    # -- requests
+
+    def _launch(self, launch: Launch) -> None:
+        """Start one request of the schedule."""
+        if not self._offering:
+            return
+        parts = self._make_request(launch.planned, launch.identity)
+        request = InFlight(
+            index=self._index,
+            user=launch.user,
+            planned=launch.planned,
+            intended_ns=launch.intended_ns,
+            parts=parts,
+            ended=self._ended,
+            again=self._pool.retry,
+        )
+        self._index += 1
+        self._in_flight[request.index] = request
+        self._pool.dispatch(request)
+
+    def _on_sent(self, request: InFlight) -> None:
+        assert request.sent_ns is not None
+        if request.retries:
+            return  # counted when it was sent first
+        self._live.sent += 1
+        if not self._offering or request.sent_ns < self._zero_ns + self._start_ns:
+            return
+        self._check.sent(request.sent_ns - request.intended_ns)
+        self._sent_inside += 1
+        if self._sent_inside == self._schedule.workload.requests:
+            for other in list(self._in_flight.values()):
+                if self._pool.forget(other):
+                    del self._in_flight[other.index]
+            self._end_early(request.sent_ns + 1)
+
+    def _ended(self, request: InFlight, connection: Connection | None) -> None:
+        """Write the record, free the connection, let the user go on."""
+        end_ns = request.end_ns
+        assert end_ns is not None
+        del self._in_flight[request.index]
+        record = request.record(self._zero_ns, self._hide)
+        self._sink.request(record)
+        self._live.ended(record, len(request.reply.stamps))
+        if connection is not None:
+            self._pool.release(connection)
+        if request.failure != "connect":
+            self._last_good_ns = end_ns
+        not_before_ns = 0
+        if request.failure is not None:
+            began_ns = request.sent_ns if request.sent_ns is not None else end_ns
+            not_before_ns = began_ns + FAILED_PAUSE_NS
+        if self._offering:
+            self._traffic.ended(request.user, end_ns, not_before_ns)
+        elif not self._in_flight:
+            self._loop.stop()
+
+    # -- twenty times and twice a second
+
+    def _sweep(self) -> None:
+        now = time.monotonic_ns()
+        self._pool.sweep(now)
+        limits = self._limits
+        for request in list(self._in_flight.values()):
+            if request.sent_ns is not None:
+                request.overdue(now, limits.first_ns, limits.gap_ns, limits.total_ns)
+        if self._offering and self._watch.stop_asked():
+            self._interrupted = True
+            self._end_early(now)
+            self._cancel_all("stopped by the user", drop_unsent=True)
+        elif self._offering and now - self._last_good_ns > DEAD_NS and self._gone():
+            text = f"no connection for {DEAD_NS / 1e9:g} s: {self._pool.last_detail}"
+            self._tell(RunEvent(now - self._zero_ns, "server_error", text))
+            self._notes.append(f"ended early: {text}")
+            self._end_early(now)
+            self._cancel_all("the server is gone", drop_unsent=False)
+        elif not self._offering and (
+            now > self._deadline_ns or (self._in_flight and self._watch.stop_asked())
+        ):
+            self._cancel_all("unfinished at the end of the grace time", drop_unsent=False)
+        self._loop.call_at(now + SWEEP_NS, self._sweep)
+
+    def _gone(self) -> bool:
+        """True when requests only fail to connect."""
+        return self._pool.failed_connects > 0 and all(
+            request.sent_ns is None for request in self._in_flight.values()
+        )
+
+    def _tell(self, event: RunEvent) -> None:
+        self._sink.event(event)
+        self._watch.event(event)
+
+    def _tick(self) -> None:
+        now = time.monotonic_ns()
+        elapsed_ns = now - self._zero_ns
+        phase = "draining"
+        if self._offering:
+            phase = "measuring" if elapsed_ns >= self._start_ns else "warm-up"
+        chunks = sum(len(request.reply.stamps) for request in self._in_flight.values())
+        self._watch.live(self._live.figures(elapsed_ns, phase, chunks, len(self._in_flight)))
+        self._loop.call_at(now + LIVE_NS, self._tick)
+
+
+@contextlib.contextmanager
+def _calm_collector() -> Iterator[None]:
+    """Keep what exists already out of the garbage collector's way during a run."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

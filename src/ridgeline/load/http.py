@@ -1,0 +1,339 @@
+"""One kept-alive HTTP/1.1 connection: connect, send a request, read its reply, all non-blocking.
+
+httptools (llhttp) parses; what a read brings is handed on as one block with one receive time.
+"""
+
+import errno
+import os
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httptools
+
+from ridgeline.load.clock import ANCILLARY_BYTES, KernelClock, ask_for_stamps, realtime_stamp
+from ridgeline.load.loop import READ, WRITE, Loop
+from ridgeline.load.tls import Tls
+
+READ_BYTES = 1 << 18
+
+CONNECTING, HANDSHAKE, IDLE, BUSY, CLOSED = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where requests go. `address` is resolved beforehand; `tls` is None for plain HTTP."""
+
+    family: int
+    address: tuple[Any, ...]
+    host: str
+    tls: ssl.SSLContext | None = None
+
+
+class Exchange(Protocol):
+    """A request on its way, as its connection sees it. Times are monotonic ns."""
+
+    def on_head(self, status: int, content_type: str) -> None:
+        """The reply's head has come."""
+
+    def on_body(self, block: bytes, stamp_ns: int, kernel: bool) -> bool:
+        """All body bytes of one read; False: give up and close the connection."""
+
+    def on_end(self, connection: "Connection", at_ns: int, problem: str | None) -> None:
+        """The reply is complete (problem None), or nothing more will come, and why."""
+
+
+class Owner(Protocol):
+    """Who keeps the connections."""
+
+    def on_ready(self, connection: "Connection") -> None:
+        """It is connected and idle."""
+
+    def on_failed(self, connection: "Connection", detail: str) -> None:
+        """It never got connected."""
+
+    def on_idle_closed(self, connection: "Connection") -> None:
+        """The server closed it between requests."""
+
+
+class Connection:
+    """A connection and the exchange on it. One exchange at a time.
+
+    `connect_ns` is how long connecting took (with TLS: and the handshake); `served` counts
+    complete replies; `answered` is true once a byte of the current reply has come; `reusable`
+    tells after a reply whether another request may follow.
+    """
+
+    __slots__ = (
+        "_ancillary_bytes", "_body_end", "_clock", "_complete", "_content_type", "_exchange",
+        "_fd", "_floor_ns", "_framed", "_loop", "_out", "_owner", "_parser", "_pieces", "_sock",
+        "_status", "_surplus", "_tls", "answered", "connect_ns", "on_body", "reusable", "served",
+        "site", "started_ns", "state",
+    )  # fmt: skip
+
+    def __init__(self, loop: Loop, clock: KernelClock, site: Site, owner: Owner) -> None:
+        self._loop, self._clock, self._owner, self.site = loop, clock, owner, site
+        self._tls = Tls(site.tls, site.host) if site.tls is not None else None
+        self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append  # called by the parser: no Python frame per HTTP chunk
+        self._parser = httptools.HttpResponseParser(self)
+        self._exchange: Exchange | None = None
+        self._out = b""
+        self._floor_ns = 0
+        self.state = CONNECTING
+        self.connect_ns = 0
+        self.served = 0
+        self.answered = False
+        self.reusable = True
+        self._reset_reply()
+
+    # -- connecting
+
+    def start(self) -> None:
+        """Begin to connect; the owner hears of the outcome, never within this call."""
+        self.started_ns = time.monotonic_ns()
+        try:
+            self._sock = socket.socket(self.site.family, socket.SOCK_STREAM)
+        except OSError as error:
+            self.state = CLOSED
+            self._loop.call_at(0, self._owner.on_failed, self, os.strerror(error.errno or 0))
+            return
+        self._sock.setblocking(False)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._ancillary_bytes = ANCILLARY_BYTES if ask_for_stamps(self._sock) else 0
+        code = self._sock.connect_ex(self.site.address)
+        self._fd = self._sock.fileno()
+        self._loop.add(self._fd, self._on_event, READ | WRITE)
+        if code not in (0, errno.EINPROGRESS):
+            self._loop.call_at(0, self._fail, os.strerror(code))
+
+    def _fail(self, detail: str) -> None:
+        if self.state in (CONNECTING, HANDSHAKE):
+            self.close()
+            self._owner.on_failed(self, detail)
+
+    def _connected(self) -> None:
+        code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._fail(os.strerror(code))
+            return
+        try:
+            self._sock.getpeername()
+        except OSError:  # not yet: a stale event of a reused descriptor
+            return
+        self._loop.change(self._fd, READ)
+        if self._tls is None:
+            self._ready()
+        else:
+            self.state = HANDSHAKE
+            self._shake(b"")
+
+    def _shake(self, data: bytes) -> None:
+        assert self._tls is not None
+        try:
+            done, out = self._tls.handshake(data)
+        except ssl.SSLError as error:
+            self._fail(f"TLS: {error.reason or error}")
+            return
+        if out:
+            self._write(out)
+        if done and self.state == HANDSHAKE:
+            self._ready()
+
+    def _ready(self) -> None:
+        self.connect_ns = time.monotonic_ns() - self.started_ns
+        self.state = IDLE
+        self._owner.on_ready(self)
+
+    # -- sending
+
+    def send(self, parts: Sequence[bytes], exchange: Exchange) -> int | None:
+        """Send a request's bytes; returns when (monotonic ns), None if the connection is gone."""
+        assert self.state == IDLE
+        self._exchange, self.state = exchange, BUSY
+        self._reset_reply()
+        self.answered = False
+        if self._tls is not None:
+            parts = [self._tls.encrypt(b"".join(parts))]
+        self._floor_ns = sent_ns = time.monotonic_ns()
+        try:
+            gone = self._sock.sendmsg(parts)
+        except BlockingIOError:
+            gone = 0
+        except OSError:
+            self.close()
+            return None
+        if gone < sum(map(len, parts)):
+            self._out = b"".join(parts)[gone:]
+            self._loop.change(self._fd, READ | WRITE)
+        return sent_ns
+
+    def _write(self, data: bytes) -> None:
+        """Send or queue bytes that belong to no request (TLS)."""
+        self._out += data
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            gone = self._sock.send(self._out)
+        except BlockingIOError:
+            gone = 0
+        except OSError:
+            self._out = b""  # the read side tells what happened
+            gone = 0
+        self._out = self._out[gone:]
+        self._loop.change(self._fd, READ | WRITE if self._out else READ)
+
+    # -- receiving
+
+    def _on_event(self, bits: int) -> None:
+        if self.state == CONNECTING:
+            self._connected()
+            return
+        if bits & WRITE and self._out:
+            self._flush()
+        if bits & ~WRITE:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data, ancillary, _, _ = self._sock.recvmsg(READ_BYTES, self._ancillary_bytes)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._gone(os.strerror(error.errno or 0))
+            return
+        read_ns = time.monotonic_ns()
+        if not data:
+            self._gone("closed by the server")
+            return
+        stamp_ns, kernel = self._clock.receive_ns(
+            realtime_stamp(ancillary), read_ns, self._floor_ns
+        )
+        self._floor_ns = stamp_ns
+        if self._tls is not None:
+            if self.state == HANDSHAKE:
+                self._shake(data)
+                return
+            try:
+                data, out = self._tls.decrypt(data)
+            except ssl.SSLError as error:
+                self._gone(f"TLS: {error.reason or error}")
+                return
+            if out:
+                self._write(out)
+            if not data:
+                return
+        if self.state == BUSY:
+            self._clock.note_read(read_ns - stamp_ns, kernel)
+            self._feed(data, stamp_ns, kernel)
+        else:
+            self._gone("unasked bytes from the server")
+
+    def _feed(self, data: bytes, stamp_ns: int, kernel: bool) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        self.answered = True
+        problem = None
+        had_head = self._status is not None
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            problem = f"not HTTP: {error}"
+        if self._status is not None and not had_head:
+            exchange.on_head(self._status, self._content_type)
+        pieces = self._pieces
+        if pieces:
+            if self._body_end is not None:
+                del pieces[self._body_end :]
+            block = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            if not exchange.on_body(block, stamp_ns, kernel) and not self._complete:
+                self._end(stamp_ns, "given up")
+                return
+        if self._complete:
+            self.served += 1
+            # what follows a complete reply unasked cannot belong to the next one
+            self.reusable = self.reusable and not (problem or self._surplus or self._out)
+            self._end(stamp_ns, None)
+        elif problem:
+            self._end(stamp_ns, problem)
+
+    def _gone(self, reason: str) -> None:
+        """No more bytes will come."""
+        if self.state == BUSY:
+            # a body without a length ends with the connection
+            whole = self._status is not None and not self._framed and reason.startswith("closed")
+            self.reusable = False
+            self._end(time.monotonic_ns(), None if whole else reason)
+        elif self.state == IDLE:
+            self.close()
+            self._owner.on_idle_closed(self)
+        else:
+            self._fail(reason)
+
+    def _end(self, at_ns: int, problem: str | None) -> None:
+        exchange, self._exchange = self._exchange, None
+        assert exchange is not None
+        if problem is not None or not self.reusable:
+            self.close()
+        else:
+            self.state = IDLE
+        exchange.on_end(self, at_ns, problem)
+
+    def close(self) -> None:
+        """Close it, whatever it is doing; the exchange on it is not told."""
+        if self.state == CLOSED:
+            return
+        self.state = CLOSED
+        self.reusable = False
+        self._exchange = None
+        self._loop.remove(self._fd)
+        self._sock.close()
+        # the parser refers to this object's methods: without this, garbage waits for the collector
+        del self._parser, self.on_body
+
+    # -- called by the parser
+
+    def _reset_reply(self) -> None:
+        self._status: int | None = None
+        self._content_type = ""
+        self._framed = False
+        self._complete = False
+        self._surplus = False
+        self._body_end: int | None = None
+
+    def on_message_begin(self) -> None:
+        """A reply begins; a second one within the same request was not asked for."""
+        if self._complete:
+            self._surplus = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note the few headers that matter."""
+        if self._complete:
+            return
+        lower = name.lower()
+        if lower == b"content-type":
+            self._content_type = value.decode("latin-1")
+        elif lower in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+
+    def on_headers_complete(self) -> None:
+        """Take the status; interim replies (1xx) are none."""
+        if self._complete:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._framed, self._content_type = False, ""
+            return
+        self._status = status
+        self.reusable = self._parser.should_keep_alive()
+
+    def on_message_complete(self) -> None:
+        """The reply is whole, unless it was an interim one."""
+        if self._status is not None and not self._complete:
+            self._complete = True
+            self._body_end = len(self._pieces)

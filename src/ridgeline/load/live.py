@@ -1,0 +1,60 @@
+"""The figures that the progress line shows while a run goes on."""
+
+from collections import deque
+
+from ridgeline.domain.records import RequestRecord
+from ridgeline.domain.run import LiveFigures
+
+RECENT_REQUESTS = 512
+RECENT_NS = 3_000_000_000
+
+
+class LiveView:
+    """Keeps a little of the recent past. Tokens are chunks times the tokens per chunk seen."""
+
+    def __init__(self, total_s: float) -> None:
+        self._total_s = total_s
+        self.sent = 0
+        self.failed = 0
+        self._ttft_ns: deque[int] = deque(maxlen=RECENT_REQUESTS)
+        self._chunks_ended = 0
+        self._counted_chunks = 0  # of replies whose tokens the server counted
+        self._counted_tokens = 0
+        self._history: deque[tuple[int, int]] = deque()  # (elapsed ns, chunks until then)
+
+    def ended(self, record: RequestRecord, chunks: int) -> None:
+        """Take an ended request."""
+        self._chunks_ended += chunks
+        if record.failure is not None:
+            self.failed += 1
+            return
+        if record.first_ns is not None and record.sent_ns is not None:
+            self._ttft_ns.append(record.first_ns - record.sent_ns)
+        if record.output_tokens is not None:
+            self._counted_chunks += chunks
+            self._counted_tokens += record.output_tokens
+
+    def figures(
+        self, elapsed_ns: int, phase: str, chunks_in_flight: int, in_flight: int
+    ) -> LiveFigures:
+        """The figures now; `chunks_in_flight` are those of requests not ended yet."""
+        history = self._history
+        history.append((elapsed_ns, self._chunks_ended + chunks_in_flight))
+        while len(history) > 2 and elapsed_ns - history[0][0] > RECENT_NS:
+            history.popleft()
+        span_ns = history[-1][0] - history[0][0]
+        rate = None
+        if span_ns > 0:
+            per_chunk = self._counted_tokens / self._counted_chunks if self._counted_chunks else 1.0
+            rate = (history[-1][1] - history[0][1]) / span_ns * 1e9 * per_chunk
+        waits = sorted(self._ttft_ns)
+        return LiveFigures(
+            elapsed_s=elapsed_ns / 1e9,
+            total_s=self._total_s,
+            phase=phase,
+            output_tokens_per_s=rate,
+            ttft_p95_s=waits[int(0.95 * (len(waits) - 1))] / 1e9 if waits else None,
+            sent=self.sent,
+            failed=self.failed,
+            in_flight=in_flight,
+        )

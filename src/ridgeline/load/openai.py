@@ -1,0 +1,169 @@
+"""The OpenAI-compatible protocol: bodies of requests, and what one streamed event means."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.load.sse import BadStream
+
+ENDPOINTS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+_MARK = "\ufffcPROMPT\ufffc"
+
+
+class RequestForm:
+    """Builds request bodies quickly: everything but the text and the length is made once.
+
+    The text must be ASCII without quotes, backslashes and control characters, as prompts made
+    here are; `stream` False is for calibration.
+    """
+
+    def __init__(
+        self, endpoint: str, model: str, *, ignore_eos: bool = False, stream: bool = True
+    ) -> None:
+        self.path = ENDPOINTS[endpoint]
+        body: dict[str, Any] = {"model": model}
+        if endpoint == "chat":
+            body["messages"] = [{"role": "user", "content": _MARK}]
+        else:
+            body["prompt"] = _MARK
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if ignore_eos:
+            body["ignore_eos"] = True
+        before, after = json.dumps(body).split(json.dumps(_MARK)[1:-1])
+        self._before = before.encode()
+        self._after = after[:-1].encode() + b', "max_tokens": '
+
+    def parts(self, text: bytes, max_tokens: int) -> list[bytes]:
+        """The body, in pieces to be sent one after another."""
+        return [self._before, text, b"%b%d}" % (self._after, max_tokens)]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts as the server reported them."""
+
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one event of a stream says.
+
+    content: it carries something to read (text, reasoning or a tool call). answer: text or a tool
+    call. done: the end marker.
+    """
+
+    content: bool = False
+    answer: bool = False
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    error: str | None = None
+    done: bool = False
+
+
+_DONE = Event(done=True)
+
+
+def read_event(data: bytes) -> Event:
+    """Interpret an event's data; raises BadStream when it is not UTF-8 JSON of that protocol.
+
+    A chunk without text (role only, empty, usage) is no content; `reasoning` and
+    `reasoning_content` are two names of the same thing. The only place that parses JSON of a
+    stream.
+    """
+    if data.strip() == b"[DONE]":
+        return _DONE
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise BadStream(f"an event is not UTF-8: {_excerpt(data)}") from None
+    except (ValueError, RecursionError):
+        raise BadStream(f"an event is not JSON: {_excerpt(data)}") from None
+    if not isinstance(value, dict):
+        raise BadStream(f"an event is not a JSON object: {_excerpt(data)}")
+    error = error_text(value)
+    if error is not None:
+        return Event(error=error)
+    usage = read_usage(value.get("usage"))
+    choices = value.get("choices")
+    if not choices:
+        return Event(usage=usage)
+    if not isinstance(choices, list) or not isinstance(choices[0], dict):
+        raise BadStream(f"an event has no choices to read: {_excerpt(data)}")
+    choice = choices[0]
+    reason = choice.get("finish_reason")
+    answer, reasoning = _content(choice)
+    return Event(
+        content=answer or reasoning,
+        answer=answer,
+        finish_reason=reason if isinstance(reason, str) else None,
+        usage=usage,
+    )
+
+
+def _content(choice: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether a choice carries (answer, reasoning)."""
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        return bool(choice.get("text")), False
+    answer = bool(
+        delta.get("content")
+        or delta.get("tool_calls")
+        or delta.get("function_call")
+        or delta.get("refusal")
+    )
+    return answer, bool(delta.get("reasoning_content") or delta.get("reasoning"))
+
+
+def read_usage(value: object) -> Usage | None:
+    """Token counts of a `usage` object, None when it is none."""
+    if not isinstance(value, dict):
+        return None
+    details = value.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return Usage(
+        _count(value.get("prompt_tokens")), _count(value.get("completion_tokens")), _count(cached)
+    )
+
+
+def _count(value: object) -> int | None:
+    """A count of tokens; anything else than a whole number >= 0 was not reported."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    return None
+
+
+def error_text(value: dict[str, Any]) -> str | None:
+    """The message of an error object (`{"error": ...}` or vLLM's older form), else None."""
+    error = value.get("error")
+    if not error:
+        if value.get("object") != "error":
+            return None
+        error = value
+    if isinstance(error, dict):
+        message = error.get("message") or error.get("detail") or json.dumps(error)
+        code = error.get("code")
+        return f"{message} (code {code})" if code is not None else str(message)
+    return str(error)
+
+
+def reply_text(body: bytes) -> str:
+    """One line about a reply that is no stream: its error message, else its beginning."""
+    try:
+        value = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return _excerpt(body)
+    if isinstance(value, dict):
+        message = error_text(value) or value.get("detail") or value.get("message")
+        if message:
+            return " ".join(str(message).split())[:300]
+    return _excerpt(body)
+
+
+def _excerpt(data: bytes) -> str:
+    """The beginning of some bytes as one printable line."""
+    text = " ".join(data[:200].decode("utf-8", "replace").split())
+    return repr(text[:120] + ("..." if len(text) > 120 or len(data) > 200 else ""))

@@ -1,0 +1,160 @@
+"""The kept-alive connections of a run. There is no cap: a request without one gets a new one."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ridgeline.load.clock import KernelClock
+from ridgeline.load.http import IDLE, Connection, Site
+from ridgeline.load.loop import Loop
+from ridgeline.load.request import InFlight
+
+
+class Pool:
+    """Hands connections to requests and opens what is missing. Implements `http.Owner`.
+
+    `spare`: how many idle connections are kept ready. `on_sent(request)` is called when a
+    request's bytes went to the kernel. A request whose kept connection turns out to be closed
+    before a byte of the reply came is sent once more on a new one.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        clock: KernelClock,
+        site: Site,
+        connect_ns: int,
+        on_sent: Callable[[InFlight], None],
+    ) -> None:
+        self._loop, self._clock, self._site = loop, clock, site
+        self._connect_ns = connect_ns
+        self._on_sent = on_sent
+        self.spare = 0
+        self.peak = 0
+        self.failed_connects = 0
+        self.last_detail: str | None = None
+        self._idle: list[Connection] = []
+        self._all: set[Connection] = set()
+        self._opening: dict[Connection, int] = {}  # -> deadline
+        self._waiting: deque[InFlight] = deque()
+
+    @property
+    def idle(self) -> int:
+        """Connections ready for a request."""
+        return len(self._idle)
+
+    @property
+    def opening(self) -> int:
+        """Connections not connected yet."""
+        return len(self._opening)
+
+    def open(self, count: int) -> None:
+        """Begin to open `count` connections."""
+        for _ in range(count):
+            connection = Connection(self._loop, self._clock, self._site, self)
+            self._opening[connection] = time.monotonic_ns() + self._connect_ns
+            self._all.add(connection)
+            connection.start()
+        self.peak = max(self.peak, len(self._all))
+
+    def dispatch(self, request: InFlight) -> None:
+        """Send the request now, or as soon as a connection for it is there."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.state == IDLE and self._send(connection, request, kept=True):
+                break
+        else:
+            self._wait(request)
+        if self.spare > len(self._idle) + len(self._opening):
+            self.open(1)
+
+    def _wait(self, request: InFlight) -> None:
+        self._waiting.append(request)
+        if len(self._opening) < len(self._waiting):
+            self.open(1)
+
+    def _send(self, connection: Connection, request: InFlight, *, kept: bool) -> bool:
+        """True when the bytes went out; False when the connection is gone."""
+        first_use = connection.served == 0
+        sent_ns = connection.send(request.parts, request)
+        if sent_ns is None:
+            self._all.discard(connection)
+            return False
+        request.connection, request.kept = connection, kept
+        request.sent_ns = sent_ns
+        request.connect_ns = connection.connect_ns if first_use else 0
+        self._on_sent(request)
+        return True
+
+    def retry(self, request: InFlight) -> None:
+        """Send again on a new connection what a closed one left unanswered."""
+        request.retries += 1
+        request.sent_ns = None
+        # at the front: it has waited longer than any other
+        self._waiting.appendleft(request)
+        self.open(1)
+
+    def release(self, connection: Connection) -> None:
+        """Take a connection back after a reply, or after its end."""
+        if connection.state != IDLE:
+            self._all.discard(connection)
+        elif not self._waiting:
+            self._idle.append(connection)
+        elif self._send(connection, self._waiting[0], kept=connection.served > 0):
+            self._waiting.popleft()
+        else:
+            self._refused("closed by the server right after connecting")
+
+    def _refused(self, detail: str) -> None:
+        """A connection meant for waiting requests was not to be had."""
+        self.failed_connects += 1
+        self.last_detail = detail
+        if len(self._waiting) > len(self._opening):
+            self._waiting.popleft().give_up(time.monotonic_ns(), "connect", detail)
+
+    def forget(self, request: InFlight) -> bool:
+        """Drop a request that still waits for a connection; False when it does not."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+            return True
+        return False
+
+    def sweep(self, now_ns: int) -> None:
+        """Give up connecting where it took longer than the limit."""
+        for connection, deadline in list(self._opening.items()):
+            if now_ns > deadline:
+                connection.close()
+                self.on_failed(connection, f"no connection in {self._connect_ns / 1e9:g} s")
+
+    def close(self) -> None:
+        """Close every connection."""
+        for connection in self._all:
+            connection.close()
+        self._all.clear()
+        self._idle.clear()
+        self._opening.clear()
+
+    # -- http.Owner
+
+    def on_ready(self, connection: Connection) -> None:
+        """A connection is there."""
+        self._opening.pop(connection, None)
+        self.release(connection)
+
+    def on_failed(self, connection: Connection, detail: str) -> None:
+        """A connection could not be made: the request that waits longest has failed."""
+        if self._opening.pop(connection, None) is None:
+            return
+        self._all.discard(connection)
+        self._refused(detail)
+
+    def on_idle_closed(self, connection: Connection) -> None:
+        """The server closed an idle connection: keep another one ready for the next request.
+
+        Only when it had served one: a server that closes unused connections would go on so.
+        """
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        if connection.served and self.spare > len(self._idle) + len(self._opening):
+            self.open(1)

@@ -1,0 +1,147 @@
+"""A request on its way, and the record it becomes."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ridgeline.domain.records import RequestRecord
+from ridgeline.load.http import Connection
+from ridgeline.load.reply import Reply
+from ridgeline.workload.schedule import PlannedRequest
+
+DONE_WAIT_NS = 1_000_000_000  # how long the stream may stay open after its end marker
+
+
+class InFlight:
+    """One request from its launch to its record. Implements `http.Exchange`. Times: monotonic ns.
+
+    `ended(request, connection)` is called once, when its record can be made; `again(request)`
+    instead when its kept-alive connection had closed before a byte of the reply came: that says
+    nothing about the server's work, and every HTTP client sends such a request once more.
+    """
+
+    __slots__ = (
+        "_again", "_ended", "connect_ns", "connection", "detail", "end_ns", "failure", "index",
+        "intended_ns", "kept", "parts", "planned", "reply", "retries", "sent_ns", "user",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        user: int | None,
+        planned: PlannedRequest,
+        intended_ns: int,
+        parts: list[bytes],
+        ended: Callable[["InFlight", Connection | None], None],
+        again: Callable[["InFlight"], None],
+    ) -> None:
+        self.index, self.user, self.planned = index, user, planned
+        self.intended_ns = intended_ns
+        self.parts = parts
+        self.connection: Connection | None = None
+        self.sent_ns: int | None = None
+        self.connect_ns: int | None = None
+        self.end_ns: int | None = None
+        self.retries = 0
+        self.failure: str | None = None
+        self.detail: str | None = None
+        self.reply = Reply()
+        self.kept = False  # its connection had been kept, not opened for it
+        self._ended, self._again = ended, again
+
+    # -- http.Exchange
+
+    def on_head(self, status: int, content_type: str) -> None:
+        """The reply's head has come."""
+        self.parts = []  # a long prompt need not live as long as its reply
+        self.reply.head(status, content_type)
+
+    def on_body(self, block: bytes, stamp_ns: int, kernel: bool) -> bool:
+        """Body bytes of one read."""
+        return self.reply.body(block, stamp_ns, kernel)
+
+    def on_end(self, connection: Connection, at_ns: int, problem: str | None) -> None:
+        """The reply is complete, or nothing more will come."""
+        if problem is not None and self.kept and not connection.answered and not self.retries:
+            self.connection = None
+            self._again(self)
+            return
+        self.failure, self.detail = self.reply.judge(problem)
+        self.end(at_ns, connection)
+
+    # -- ends that the client decides
+
+    def end(self, at_ns: int, connection: Connection | None) -> None:
+        """Hand the request back."""
+        self.end_ns = at_ns
+        self._ended(self, connection)
+
+    def give_up(self, at_ns: int, failure: str | None, detail: str | None) -> None:
+        """End it from our side; its connection cannot be used again."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+        self.failure, self.detail = failure, detail
+        self.end(at_ns, connection)
+
+    def overdue(
+        self, now_ns: int, first_ns: int | None, gap_ns: int | None, total_ns: int | None
+    ) -> bool:
+        """End it when it has outlived a limit (ns, None: no limit); True when it has."""
+        sent, reply = self.sent_ns, self.reply
+        assert sent is not None
+        last = reply.event_ns
+        if reply.done and last is not None and now_ns - last > DONE_WAIT_NS:
+            # the stream said its end; a server that keeps the body open does not make it longer
+            failure, detail = reply.judge(None)
+            self.give_up(last, failure, detail)
+        elif total_ns is not None and now_ns - sent > total_ns:
+            self._time_out(now_ns, "timeout_total", total_ns)
+        elif first_ns is not None and not reply.stamps and now_ns - sent > first_ns:
+            self._time_out(now_ns, "timeout_first", first_ns)
+        elif gap_ns is not None and reply.stamps and last is not None and now_ns - last > gap_ns:
+            self._time_out(now_ns, "timeout_gap", gap_ns)
+        else:
+            return False
+        return True
+
+    def _time_out(self, now_ns: int, failure: str, limit_ns: int) -> None:
+        chunks = len(self.reply.stamps)
+        self.give_up(now_ns, failure, f"after {limit_ns / 1e9:g} s and {chunks} chunks")
+
+    def record(self, zero_ns: int, hide: str | None) -> RequestRecord:
+        """The record, with times from the run's zero; `hide` is a secret to keep out of texts."""
+        reply, usage = self.reply, self.reply.usage
+        stamps = np.frombuffer(reply.stamps, dtype=np.int64) - zero_ns
+        detail = self.detail
+        if detail is not None and hide:
+            detail = detail.replace(hide, "***")
+
+        def since(ns: int | None) -> int | None:
+            return None if ns is None else ns - zero_ns
+
+        return RequestRecord(
+            index=self.index,
+            user=self.user,
+            intended_ns=self.intended_ns - zero_ns,
+            sent_ns=since(self.sent_ns),
+            first_ns=int(stamps[0]) if len(stamps) else None,
+            last_ns=int(stamps[-1]) if len(stamps) else None,
+            end_ns=since(self.end_ns),
+            planned_prompt_tokens=self.planned.prompt_tokens,
+            planned_output_tokens=self.planned.output_tokens,
+            prompt_tokens=usage.prompt_tokens if usage else None,
+            output_tokens=usage.completion_tokens if usage else None,
+            cached_tokens=usage.cached_tokens if usage else None,
+            failure=self.failure,
+            failure_detail=detail,
+            finish_reason=reply.finish_reason,
+            http_status=reply.status,
+            connect_ns=self.connect_ns,
+            first_answer_ns=since(reply.first_answer_ns),
+            retries=self.retries,
+            read_timed=reply.read_timed,
+            chunk_ns=stamps,
+            chunk_shared=np.frombuffer(reply.shared, dtype=np.bool_),
+        )

@@ -1,0 +1,145 @@
+"""Text of a wanted number of tokens, without a tokenizer, and never the same beginning twice.
+
+Prompts are made of short common words, which most tokenizers turn into one token each. How many
+tokens a server really counts is fitted from its own `usage.prompt_tokens` before a run.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ridgeline.domain.workload import Workload
+from ridgeline.workload.schedule import stream
+
+# 256 words: one byte of a number chooses one.
+WORDS = tuple(
+    """
+    the of and to in is that for it as was with be by on not he his but at are this have from or
+    had an they which one you were all her she there would their we him been has when who will no
+    more if out so up said what its about than into them can only other time new some could these
+    two may first then do any like my now over such our man me even most made after also did many
+    off before must well back through years much where your way down should because long each just
+    state those people too mr how little good world make very year still see own work men day get
+    here old life both between being under three never know same last another while us might great
+    go come since against right came take used himself few house use place during high without
+    again home around small however found part school thought went say general once upon war every
+    left got united number course until always away something fact water less public put think
+    almost hand enough took far head yet better set told nothing night end called why find going
+    look asked later point knew city next program business give group toward days young let room
+    word big side kind four face eyes table area white best need form hold free line past rest
+    turn money full road early open light keep along half door book read town wall move real north
+    """.split()  # noqa: SIM905 (a column of 256 quoted words would be unreadable)
+)
+HEAD_WORDS = 8  # 64 bits make a prompt's beginning its own
+_MASK = (1 << 64) - 1
+_MIN_FILLER = 1 << 15
+
+
+def _mix(value: int) -> int:
+    """A bijection of 64-bit numbers that spreads every bit (the finaliser of SplitMix64)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFit:
+    """What a server counts for our text: tokens = overhead_tokens + tokens_per_word * words.
+
+    The overhead is the chat template. `drift_tokens` is the largest miss of the fit on its own
+    samples.
+    """
+
+    tokens_per_word: float = 1.0
+    overhead_tokens: float = 0.0
+    drift_tokens: float = 0.0
+
+    def words(self, tokens: int) -> int:
+        """Words for a whole prompt of that many tokens, at least 1."""
+        return max(1, round((tokens - self.overhead_tokens) / self.tokens_per_word))
+
+
+def fit_tokens(samples: Sequence[tuple[int, int]]) -> TokenFit:
+    """Least-squares line through (words, prompt tokens); needs two different word counts.
+
+    Raises ValueError when the counts do not grow with the words.
+    """
+    words = np.array([s[0] for s in samples], dtype=np.float64)
+    tokens = np.array([s[1] for s in samples], dtype=np.float64)
+    spread = words - words.mean()
+    if not (spread != 0).any():
+        raise ValueError("two different word counts are needed")
+    slope = float((spread * tokens).sum() / (spread * spread).sum())
+    if slope <= 0:
+        raise ValueError("the server's prompt_tokens do not grow with the prompt")
+    overhead = float(tokens.mean() - slope * words.mean())
+    misses = np.abs(tokens - overhead - slope * words)
+    return TokenFit(slope, overhead, float(misses.max()))
+
+
+class PromptMaker:
+    """Makes the prompts of one run; the same arguments make the same text.
+
+    salt: of the run. Prompts of two runs, and of two requests, differ from their first words on:
+    a bijection of the request's identity, keyed by the salt, chooses the first eight words. A
+    shared prefix is salted too, and is the same for all requests of its group. The words after
+    the beginning are a stretch of one long random text of the workload's seed, so a prompt of
+    32 000 tokens costs a copy.
+    """
+
+    def __init__(self, workload: Workload, salt: str, fit: TokenFit | None = None) -> None:
+        self.fit = fit if fit is not None else TokenFit()
+        self._salt = salt
+        self._key = self._number(f"request:{salt}")
+        shared = workload.prompts.shared_prefix
+        self._prefix_words = round(shared.tokens / self.fit.tokens_per_word) if shared else 0
+        self._prefixes: dict[int, bytes] = {}
+        longest = self.fit.words(workload.prompts.tokens.high)
+        self._fill(stream(workload.seed, "prompt-words"), max(_MIN_FILLER, 2 * longest))
+
+    @staticmethod
+    def _number(text: str) -> int:
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+    def _fill(self, rng: np.random.Generator, words: int) -> None:
+        """Make the long text and note where each word starts."""
+        pieces = [WORDS[i] for i in rng.integers(0, len(WORDS), size=words)]
+        lengths = np.fromiter((len(w) + 1 for w in pieces), dtype=np.int64, count=words)
+        self._filler = (" " + " ".join(pieces)).encode()
+        self._starts = [0, *np.cumsum(lengths).tolist()]
+
+    def _stretch(self, number: int, words: int) -> bytes:
+        """`words` words, the first eight of them spelling `number`."""
+        head = [WORDS[byte] for byte in number.to_bytes(8, "big")[: min(words, HEAD_WORDS)]]
+        parts = [" ".join(head).encode()]
+        rest, starts, last = words - len(head), self._starts, len(self._starts) - 1
+        first = number % last
+        while rest > 0:
+            end = min(first + rest, last)
+            parts.append(self._filler[starts[first] : starts[end]])
+            rest -= end - first
+            first = 0
+        return b"".join(parts)
+
+    def encoded(self, identity: int, prompt_tokens: int, prefix_group: int | None) -> bytes:
+        """The prompt as ASCII bytes that need no JSON escapes.
+
+        identity: unique in the run. prompt_tokens: of the whole prompt, prefix and the server's
+        template included. A prompt shorter than its prefix still has one word of its own.
+        """
+        words = self.fit.words(prompt_tokens)
+        own = _mix((self._key + identity) & _MASK)
+        if prefix_group is None or not self._prefix_words:
+            return self._stretch(own, words)
+        prefix = self._prefixes.get(prefix_group)
+        if prefix is None:
+            number = self._number(f"prefix:{prefix_group}:{self._salt}")
+            prefix = self._prefixes[prefix_group] = self._stretch(number, self._prefix_words)
+        return prefix + b" " + self._stretch(own, max(1, words - self._prefix_words))
+
+    def text(self, identity: int, prompt_tokens: int, prefix_group: int | None = None) -> str:
+        """The prompt as text; see `encoded`."""
+        return self.encoded(identity, prompt_tokens, prefix_group).decode("ascii")

@@ -1,0 +1,134 @@
+"""Short ways to build schedules and to drive a mock."""
+
+import socket
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from ridgeline.domain.records import MemorySink, RequestRecord
+from ridgeline.domain.run import LiveFigures, SilentWatch
+from ridgeline.domain.workload import Arrivals, Workload
+from ridgeline.load.driver import Driver, DriveResult, Limits
+from ridgeline.load.http import Site
+from ridgeline.load.openai import RequestForm
+from ridgeline.workload.prompts import PromptMaker
+from ridgeline.workload.schedule import PlannedRequest, Schedule
+
+LIMITS = Limits(
+    connect_ns=2_000_000_000,
+    first_ns=10_000_000_000,
+    gap_ns=10_000_000_000,
+    total_ns=30_000_000_000,
+    grace_ns=5_000_000_000,
+)
+
+
+def closed(
+    users: int = 1,
+    *,
+    duration_s: float = 0.5,
+    warmup_s: float = 0.0,
+    requests: int | None = None,
+    think_time_s: float = 0.0,
+    prompt_tokens: int = 16,
+    output_tokens: int = 8,
+    start_ns: list[int] | None = None,
+) -> Schedule:
+    """A closed loop of equal requests."""
+    arrivals = Arrivals(users=users, think_time_s=think_time_s)
+    workload = Workload(arrivals, duration_s=duration_s, warmup_s=warmup_s, requests=requests)
+    starts = np.array(start_ns if start_ns is not None else [0] * users, dtype=np.int64)
+    return Schedule(
+        workload,
+        np.full(64, prompt_tokens, dtype=np.int32),
+        np.full(64, output_tokens, dtype=np.int32),
+        np.full(64, -1, dtype=np.int32),
+        users=users,
+        user_start_ns=starts,
+    )
+
+
+def opened(times_s: list[float], *, duration_s: float, warmup_s: float = 0.0) -> Schedule:
+    """Arrivals at given times."""
+    n = len(times_s)
+    arrivals = Arrivals(rate_per_s=n / duration_s)
+    return Schedule(
+        Workload(arrivals, duration_s=duration_s, warmup_s=warmup_s),
+        np.full(n, 16, dtype=np.int32),
+        np.full(n, 8, dtype=np.int32),
+        np.full(n, -1, dtype=np.int32),
+        intended_ns=np.array([round(t * 1e9) for t in times_s], dtype=np.int64),
+    )
+
+
+class RecordingWatch(SilentWatch):
+    """Keeps the live figures; asks to stop once `stop_when` says so of one of them."""
+
+    def __init__(self, stop_after_s: float | None = None) -> None:
+        self.figures: list[LiveFigures] = []
+        self.asked = 0
+        self._stop_after_s = stop_after_s
+
+    def live(self, figures: LiveFigures) -> None:
+        self.figures.append(figures)
+
+    def stop_asked(self) -> bool:
+        self.asked += 1
+        last = self.figures[-1] if self.figures else None
+        return (
+            self._stop_after_s is not None
+            and last is not None
+            and last.elapsed_s >= self._stop_after_s
+        )
+
+
+@dataclass
+class Outcome:
+    """A drive and what it left."""
+
+    result: DriveResult
+    sink: MemorySink
+
+    @property
+    def records(self) -> list[RequestRecord]:
+        return sorted(self.sink.requests, key=lambda r: r.index)
+
+
+def drive(
+    url: str,
+    schedule: Schedule,
+    *,
+    watch: SilentWatch | None = None,
+    endpoint: str = "chat",
+    site: Site | None = None,
+    **limits_s: float | None,
+) -> Outcome:
+    """Drive a URL on loopback; limits in seconds by name, as in `Timeouts`."""
+    parts = urlsplit(url)
+    if site is None:
+        site = Site(socket.AF_INET, ("127.0.0.1", parts.port), "127.0.0.1")
+    form = RequestForm(endpoint, "mock")
+    maker = PromptMaker(schedule.workload, "salt")
+
+    def make(planned: PlannedRequest, identity: int) -> list[bytes]:
+        body = form.parts(
+            maker.encoded(identity, planned.prompt_tokens, planned.prefix_group),
+            planned.output_tokens,
+        )
+        length = sum(map(len, body))
+        head = f"POST {form.path} HTTP/1.1\r\nHost: mock\r\nContent-Length: {length}\r\n\r\n"
+        return [head.encode(), *body]
+
+    limits = replace(
+        LIMITS,
+        **{
+            name.removesuffix("_s") + "_ns": None if s is None else round(s * 1e9)
+            for name, s in limits_s.items()
+        },
+    )
+    sink = MemorySink()
+    driver = Driver(
+        schedule, site, make, limits=limits, sink=sink, watch=watch or SilentWatch()
+    )
+    return Outcome(driver.run(), sink)
