@@ -1,0 +1,188 @@
+"""Reading figures out of summaries, and judging rows: what the table, the sentence and the charts
+agree on. Pure."""
+
+import math
+
+from ridgeline.domain.errors import RidgelineError
+from ridgeline.domain.slo import Limit, parse_slo
+from ridgeline.domain.summary import Interval, Summary
+from ridgeline.report import numbers
+from ridgeline.report.model import (
+    COST,
+    ITL_P95,
+    TOKENS,
+    TOKENS_PER_GPU,
+    TTFT_INTENT_P95,
+    TTFT_P95,
+    ExperimentRow,
+    StudyReport,
+)
+
+INTENT_DIFFERS_S = 1e-3  # TTFT from intent is shown beside TTFT from this difference at p95 on
+
+
+def metric(summary: Summary, path: str) -> float | None:
+    """A figure by its dotted path; latencies count failures as infinitely slow where known."""
+    group, _, name = path.partition(".")
+    if group in summary.failures_as_infinite and summary.requests.failed:
+        value = getattr(summary.failures_as_infinite[group], name)
+        # A percentile that this view cannot support falls back on nothing: None says so.
+        return None if value is None else float(value)
+    value = getattr(getattr(summary, group), name)
+    return None if value is None else float(value)
+
+
+def interval(summary: Summary, path: str) -> Interval | None:
+    """The 95 % interval of a figure, None when none was computed."""
+    return summary.intervals.get(path)
+
+
+def bounds(summary: Summary, path: str) -> tuple[float, float] | None:
+    """Low and high of a figure's interval when both are known."""
+    found = interval(summary, path)
+    if found is None or found.low is None or found.high is None:
+        return None
+    return found.low, found.high
+
+
+def missing_reason(summary: Summary, path: str) -> str:
+    """Why a figure is None, in words."""
+    found = interval(summary, path)
+    return found.reason if found is not None and found.reason else numbers.NOT_MEASURED
+
+
+def latency_text(summary: Summary, path: str) -> str:
+    """A latency, "∞ (10 % failed)", or the reason why there is none."""
+    value = metric(summary, path)
+    if value is None:
+        return missing_reason(summary, path)
+    if math.isinf(value):
+        return f"∞ ({numbers.percent(summary.requests.error_rate)} failed)"
+    return numbers.duration(value)
+
+
+def ttft_path(report: StudyReport) -> str:
+    """Which TTFT is judged: from intent in open loop, else from sending."""
+    return TTFT_INTENT_P95 if report.open_loop else TTFT_P95
+
+
+def intent_differs(summary: Summary) -> bool:
+    """True when TTFT from intent and TTFT differ by more than 1 ms at p95."""
+    sent, intent = summary.ttft_s.p95, summary.ttft_intent_s.p95
+    return sent is not None and intent is not None and abs(intent - sent) > INTENT_DIFFERS_S
+
+
+def limit_of(text: str) -> Limit | None:
+    """The limit that an SloResult names ("ttft_p95_ms=2000"), None when it is only a label."""
+    try:
+        return parse_slo(text).limits[0]
+    except (RidgelineError, IndexError):
+        return None
+
+
+def slo_state(summary: Summary) -> bool | None:
+    """True: every limit met. False: one missed. None: no limits, or one could not be judged."""
+    if any(result.met is False for result in summary.slo):
+        return False
+    if not summary.slo or any(result.met is None for result in summary.slo):
+        return None
+    return True
+
+
+_METRIC_WORDS = {
+    "ttft": "TTFT",
+    "ttft_intent": "TTFT from intent",
+    "itl": "ITL",
+    "tpot": "TPOT",
+    "e2e": "E2E",
+    "error_rate": "error rate",
+    "attainment": "attainment",
+}
+
+
+def limit_words(limit: Limit) -> str:
+    """ttft_p95_ms -> "p95 TTFT"."""
+    name = _METRIC_WORDS[limit.metric]
+    return f"{limit.statistic} {name}" if limit.statistic else name
+
+
+def limit_figure(limit: Limit, value: float) -> str:
+    """A value in the limit's own unit (SLO values are ms or shares)."""
+    return numbers.share(value) if limit.statistic is None else numbers.duration(value / 1e3)
+
+
+def miss_factor(summary: Summary) -> float:
+    """How far outside the SLO: the largest (value / limit) of the missed limits, maybe infinite.
+
+    For attainment, a lower limit, (1 - value) / (1 - limit). 1.0 when nothing is missed.
+    """
+    worst = 1.0
+    for result in summary.slo:
+        limit = limit_of(result.limit)
+        if result.met is not False or limit is None or result.value is None:
+            continue
+        if limit.key == "attainment":
+            over, room = 1 - result.value, 1 - limit.value
+        else:
+            over, room = result.value, limit.value
+        worst = max(worst, over / room if room > 0 else math.inf)
+    return worst
+
+
+def missed(summary: Summary) -> list[str]:
+    """Each missed limit in words: "p95 TTFT 3 030 ms, limit 2 000 ms"."""
+    texts = []
+    for result in summary.slo:
+        limit = limit_of(result.limit)
+        if result.met is not False:
+            continue
+        if limit is None:
+            texts.append(result.limit)
+            continue
+        value = math.nan if result.value is None else result.value
+        texts.append(
+            f"{limit_words(limit)} {limit_figure(limit, value)}, "
+            f"limit {limit_figure(limit, limit.value)}"
+        )
+    return texts
+
+
+def ranking_metric(report: StudyReport) -> str:
+    """Cost when prices are known, else tokens/s per GPU, else tokens/s: what rows are sorted by."""
+    ranked = [r.summary for r in report.rows if r.ranked and r.summary is not None]
+    for path in (COST, TOKENS_PER_GPU):
+        if ranked and all(metric(s, path) is not None for s in ranked):
+            return path
+    return TOKENS
+
+
+def better_is_lower(path: str) -> bool:
+    """Direction of a metric."""
+    return not path.startswith(("throughput.", "goodput."))
+
+
+def sort_value(summary: Summary, path: str) -> float:
+    """Ascending = better first; unknown last."""
+    value = metric(summary, path)
+    if value is None:
+        return math.inf
+    return value if better_is_lower(path) else -value
+
+
+def sorted_rows(report: StudyReport) -> list[ExperimentRow]:
+    """Inside the SLO by cost, then not judged, then outside by cost, then void, then failed."""
+    path = ranking_metric(report)
+
+    def key(row: ExperimentRow) -> tuple[int, float]:
+        if row.summary is None:
+            return 4, 0.0
+        if row.void:
+            return 3, 0.0
+        state = slo_state(row.summary)
+        group = 0 if state or not row.summary.slo else (1 if state is None else 2)
+        return group, sort_value(row.summary, path)
+
+    return sorted(report.rows, key=key)
+
+
+KEY_METRICS = (TTFT_P95, ITL_P95, TOKENS, TOKENS_PER_GPU, COST)

@@ -1,0 +1,153 @@
+"""The page: one HTML file that holds everything it shows and asks the network for nothing."""
+
+import json
+import re
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from ridgeline.domain.errors import StoreError
+from ridgeline.report.bars import difference_bar, marker, scale_of
+from ridgeline.report.charts import Chart, build_charts
+from ridgeline.report.figures import ranking_metric, sorted_rows
+from ridgeline.report.model import COST, ExperimentRow, StudyReport
+from ridgeline.report.sentence import answer
+from ridgeline.report.style import styles
+from ridgeline.report.table import State, TableRow, metric_words, table_rows
+from ridgeline.report.verdict import run_counts, void_lines
+
+_GROUPS: tuple[tuple[State, str], ...] = (
+    ("inside", "✓ inside the SLO"),
+    ("no SLO", "no SLO was set"),
+    ("not judged", "? SLO not judged: too little data"),
+    ("outside", "✗ outside the SLO"),
+    ("void", "⊘ void: shown, not ranked, in no average"),
+    ("failed", "⊘ failed: no figures"),
+)
+# Addresses in the vendored bundle (help texts, an unused map source). Removed so that the page
+# holds no address that anything could fetch; the namespaces of w3.org are names, not fetched.
+_ADDRESS = re.compile(r"https?://(?!www\.w3\.org/)[^\s\"'`)\\]*")
+
+
+def render(report: StudyReport) -> str:
+    """The whole page as text. Every text of the report is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - heavy
+
+    environment = Environment(
+        loader=PackageLoader("ridgeline.report", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.j2").render(**_context(report))
+
+
+def write(report: StudyReport, path: Path) -> None:
+    """Write the page; raises StoreError when the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(render(report), encoding="utf-8")
+    except OSError as error:
+        raise StoreError(
+            f"cannot write the page ({error.strerror})", where=str(path),
+            fix="choose a folder that is writable and has space",
+        ) from error  # fmt: skip
+
+
+def _context(report: StudyReport) -> dict[str, Any]:
+    found = answer(report)
+    chosen = _first_choice(report, found.row)
+    charts = {chart.key: chart for chart in build_charts(report, chosen)}
+    looks = styles(report)
+    valid, total, text = run_counts(report)
+    return {
+        "report": report,
+        "answer": found,
+        "groups": _groups(report),
+        "bars": _bars(report),
+        "markers": {name: marker(look) for name, look in looks.items()},
+        "compared": metric_words(ranking_metric(report)),
+        "has_cost": ranking_metric(report) == COST,
+        "charts": charts,
+        "chosen": chosen,
+        "hovers": {row.name: _hover(row) for row in report.rows},
+        "run_counts": text,
+        "all_valid": valid == total,
+        "void_lines": void_lines(report),
+        "css": Markup(asset("page.css")),  # noqa: S704 - the package's own file
+        "script": Markup(asset("page.js")),  # noqa: S704 - the package's own file
+        "plotly": Markup(plotly_bundle()) if charts else "",  # noqa: S704 - vendored file
+        "payload": payload(report, charts, chosen),
+    }
+
+
+def asset(name: str) -> str:
+    """A text file of the package's assets."""
+    return resources.files("ridgeline.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+@cache
+def plotly_bundle() -> str:
+    """The vendored plotly bundle without any fetchable address."""
+    return _ADDRESS.sub("", asset("plotly-basic.min.js"))
+
+
+def payload(report: StudyReport, charts: dict[str, Chart], chosen: str) -> Markup:
+    """The charts as JSON that is safe inside a script element."""
+    body = {
+        "chosen": chosen,
+        "baseline": report.baseline,
+        "charts": [
+            {
+                "key": chart.key,
+                "height": chart.height,
+                "first": chart.first,
+                "byExperiment": chart.by_experiment,
+                "dropLabels": chart.drop_labels,
+                "views": {name: view.to_json() for name, view in chart.views.items()},
+            }
+            for chart in charts.values()
+        ],
+    }
+    text = json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    # "</script>" and "<!--" end or change a script element whatever the type says.
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704 - escaped just above
+
+
+def _first_choice(report: StudyReport, named: str | None) -> str:
+    if named is not None and named != report.baseline:
+        return named
+    others = [row.name for row in sorted_rows(report) if row.name != report.baseline]
+    return others[0] if others else (report.rows[0].name if report.rows else "")
+
+
+def _groups(report: StudyReport) -> list[tuple[str, list[TableRow]]]:
+    rows = table_rows(report)
+    found = [(words, [row for row in rows if row.state == state]) for state, words in _GROUPS]
+    return [(words, group) for words, group in found if group]
+
+
+def _bars(report: StudyReport) -> dict[str, Markup]:
+    path = ranking_metric(report)
+    known = {
+        row.name: row.against_baseline[path]
+        for row in report.rows
+        if row.ranked and path in row.against_baseline and row.name != report.baseline
+        and row.against_baseline[path].delta is not None
+    }  # fmt: skip
+    scale = scale_of(list(known.values()))
+    return {name: difference_bar(one, scale) for name, one in known.items()}
+
+
+def _hover(row: ExperimentRow) -> str:
+    if row.configuration is None:
+        return row.load or ""
+    knobs = " ".join(f"{k}={v}" for k, v in row.configuration.knobs.given().items())
+    gpu = f"{row.configuration.gpus} × {row.configuration.gpu or row.configuration.engine}"
+    return ", ".join(filter(None, (gpu, row.load, knobs)))

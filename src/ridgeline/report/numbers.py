@@ -1,0 +1,120 @@
+"""Numbers as people read them: three significant figures, thin spaces, ms below 10 s.
+
+Every function returns plain text (never markup); None gives "not measured".
+"""
+
+import math
+
+THIN = "\u2009"
+NOT_MEASURED = "not measured"
+MINUS = "\u2212"
+
+
+def grouped(text: str) -> str:
+    """Insert thin spaces between thousands of a plain decimal number."""
+    sign, digits = (MINUS, text[1:]) if text.startswith("-") else ("", text)
+    whole, dot, rest = digits.partition(".")
+    parts = []
+    while len(whole) > 3:
+        parts.append(whole[-3:])
+        whole = whole[:-3]
+    parts.append(whole)
+    return sign + THIN.join(reversed(parts)) + dot + rest
+
+
+def significant(value: float, figures: int = 3) -> str:
+    """A number with that many significant figures, never in exponent notation."""
+    if value == 0:
+        return "0"
+    if math.isinf(value):
+        return "∞" if value > 0 else f"{MINUS}∞"
+    magnitude = math.floor(math.log10(abs(value)))
+    rounded = round(value, figures - 1 - magnitude)
+    # 999.6 becomes 1000: the magnitude after rounding decides the decimals.
+    magnitude = math.floor(math.log10(abs(rounded)))
+    return grouped(f"{rounded:.{max(0, figures - 1 - magnitude)}f}")
+
+
+def number(value: float | None) -> str:
+    """A plain number, or "not measured"."""
+    if value is None or math.isnan(value):
+        return NOT_MEASURED
+    return significant(value)
+
+
+def duration(value_s: float | None) -> str:
+    """A latency with its unit: ms below 10 s, s from there."""
+    if value_s is None or math.isnan(value_s):
+        return NOT_MEASURED
+    if math.isinf(value_s):
+        return "∞"
+    if abs(value_s) < 10:
+        # 9.9996 s would print as 10 000 ms.
+        if abs(value_s) < 9.995:
+            return f"{significant(value_s * 1e3)} ms"
+        value_s = 10.0
+    return f"{significant(value_s)} s"
+
+
+def duration_range(low_s: float, high_s: float) -> str:
+    """An interval of a latency in the unit that its upper end asks for: "1 680–1 770 ms"."""
+    if math.isinf(high_s):
+        return f"{duration(low_s)} to ∞"
+    if high_s < 9.995:
+        return f"{significant(low_s * 1e3)}–{significant(high_s * 1e3)} ms"
+    return f"{significant(low_s)}–{significant(high_s)} s"
+
+
+def number_range(low: float, high: float) -> str:
+    """An interval of a non-negative number."""
+    return f"{significant(low)}–{significant(high)}"
+
+
+def dollars(value: float | None) -> str:
+    """USD."""
+    if value is None or math.isnan(value):
+        return NOT_MEASURED
+    return f"${significant(value)}"
+
+
+def share(value: float | None) -> str:
+    """A share as a number between 0 and 1, two decimals at least: "0.50", "0.0012", "0"."""
+    if value is None or math.isnan(value):
+        return NOT_MEASURED
+    if value in (0, 1):
+        return str(int(value))
+    return f"{value:.2f}" if value >= 0.1 else significant(value, 2)
+
+
+def percent(value: float | None, *, signed: bool = False) -> str:
+    """A share as per cent: whole from 10 %, one decimal below; `signed` writes + and −."""
+    if value is None or math.isnan(value):
+        return NOT_MEASURED
+    text = percent_figure(value)
+    if signed and not text.startswith(MINUS) and text.strip("0.") != "":
+        text = f"+{text}"
+    return f"{text} %"
+
+
+def percent_figure(value: float) -> str:
+    """`percent` without its sign and unit."""
+    hundred = value * 100
+    if math.isinf(hundred):
+        return significant(hundred)
+    if abs(hundred) < 9.95:
+        text = f"{hundred:.1f}"
+        return grouped("0" if text in ("0.0", "-0.0") else text)
+    return grouped(f"{hundred:.0f}")
+
+
+def percent_range(low: float, high: float) -> str:
+    """An interval of a relative difference: "22 to 31 %"."""
+    return f"{percent_figure(low)} to {percent_figure(high)} %"
+
+
+def si(value: float, unit: str) -> str:
+    """A large figure with an SI prefix: 3.35e12, "B/s" -> "3.35 TB/s"."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{significant(value / factor)} {prefix}{unit}"
+    return f"{significant(value)} {unit}"

@@ -1,0 +1,227 @@
+"""The table of experiments as plain words, once: page and console print the same cells."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ridgeline.domain.summary import Summary
+from ridgeline.report import numbers
+from ridgeline.report.figures import (
+    bounds,
+    latency_text,
+    metric,
+    missed,
+    missing_reason,
+    ranking_metric,
+    slo_state,
+    sorted_rows,
+    ttft_path,
+)
+from ridgeline.report.model import (
+    CHUNKS,
+    COST,
+    ITL_P95,
+    TOKENS,
+    TOKENS_PER_GPU,
+    Difference,
+    ExperimentRow,
+    StudyReport,
+)
+
+CHUNK_IS_TOKEN = 0.02  # chunks/s and tokens/s count as the same below this relative difference
+State = Literal["inside", "outside", "not judged", "no SLO", "void", "failed"]
+STATE_MARKS: dict[State, str] = {
+    "inside": "✓ meets SLO",
+    "outside": "✗ misses SLO",
+    "not judged": "? SLO not judged",
+    "no SLO": "",
+    "void": "⊘ void",
+    "failed": "⊘ failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A figure, its 95 % interval, the published value beside it, and whether it breaks a limit."""
+
+    value: str
+    interval: str = ""
+    published: str = ""
+    missed: bool = False
+    alarm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One experiment's cells. `difference` is against the baseline in `metric_path`."""
+
+    name: str
+    change: str
+    state: State
+    why: str
+    is_baseline: bool
+    ttft: Cell
+    itl: Cell
+    tokens: Cell
+    per_gpu: Cell
+    cost: Cell
+    errors: Cell
+    difference: Difference | None
+    difference_text: str
+    metric_path: str
+    source_word: str
+
+    @property
+    def state_mark(self) -> str:
+        """Symbol and word for the SLO state."""
+        return STATE_MARKS[self.state]
+
+
+def table_rows(report: StudyReport) -> list[TableRow]:
+    """All experiments in the report's order."""
+    path = ranking_metric(report)
+    return [_row(report, row, path) for row in sorted_rows(report)]
+
+
+def metric_words(path: str) -> str:
+    """What the bar against the baseline compares."""
+    return {COST: "$/Mtok", TOKENS_PER_GPU: "tokens/s per GPU"}.get(path, "output tokens/s")
+
+
+def _row(report: StudyReport, row: ExperimentRow, path: str) -> TableRow:
+    summary = row.summary
+    is_baseline = row.name == report.baseline
+    difference = None if is_baseline or not row.ranked else row.against_baseline.get(path)
+    return TableRow(
+        name=row.name,
+        change=row.change,
+        state=_state(row),
+        why=_why(row),
+        is_baseline=is_baseline,
+        ttft=_latency(row, ttft_path(report), "ttft_p95_ms"),
+        itl=_latency(row, ITL_P95, "itl_p95_ms"),
+        tokens=_tokens(row),
+        per_gpu=_figure(summary, TOKENS_PER_GPU, numbers.number, numbers.number_range),
+        cost=_figure(summary, COST, numbers.dollars, numbers.number_range),
+        errors=_errors(row),
+        difference=difference,
+        difference_text=_difference_text(report, row, difference, path),
+        metric_path=path,
+        source_word="" if summary is None else _source(summary),
+    )
+
+
+def _source(summary: Summary) -> str:
+    return "TWIN" if summary.source == "twin" else "MEASURED"
+
+
+def _state(row: ExperimentRow) -> State:
+    if row.summary is None:
+        return "failed"
+    if row.void:
+        return "void"
+    state = slo_state(row.summary)
+    if state is None:
+        return "not judged" if row.summary.slo else "no SLO"
+    return "inside" if state else "outside"
+
+
+def _why(row: ExperimentRow) -> str:
+    """What stands behind the state: the missed limits, or the reasons of a void or failed run."""
+    if row.summary is None or row.void:
+        reasons = [reason for run in row.runs for reason in run.reasons]
+        return row.failure or (reasons[0] if reasons else "no run ended with figures")
+    return "; ".join(missed(row.summary))
+
+
+def _latency(row: ExperimentRow, path: str, published_key: str) -> Cell:
+    published = row.published.get(published_key)
+    text = "" if published is None else numbers.duration(published / 1e3)
+    if row.summary is None:
+        return Cell("–", published=text)
+    both = bounds(row.summary, path)
+    finite = both is not None and math.isfinite(metric(row.summary, path) or math.inf)
+    return Cell(
+        value=latency_text(row.summary, path),
+        interval=numbers.duration_range(*both) if both and finite else "",
+        published=text,
+        missed=any(r.met is False and _limits(r.limit, published_key) for r in row.summary.slo),
+        alarm=math.isinf(metric(row.summary, path) or 0.0),
+    )
+
+
+def _limits(limit: str, key: str) -> bool:
+    """Whether a missed limit belongs to the column of `key` (any statistic of its metric)."""
+    return limit.startswith(key.split("_", 1)[0] + "_")
+
+
+def _tokens(row: ExperimentRow) -> Cell:
+    cell = _figure(row.summary, TOKENS, numbers.number, numbers.number_range)
+    published = row.published.get("chunks_per_s")
+    if published is None:
+        return cell
+    text = f"{numbers.number(published)} chunks/s"
+    ours = None if row.summary is None else metric(row.summary, CHUNKS)
+    tokens = None if row.summary is None else metric(row.summary, TOKENS)
+    # Published rates count chunks. Where a chunk is not a token, ours stands in the same unit too.
+    if ours is not None and tokens and abs(ours / tokens - 1) > CHUNK_IS_TOKEN:
+        text += f", ours {numbers.number(ours)}"
+    return Cell(cell.value, cell.interval, text)
+
+
+def _figure(
+    summary: Summary | None,
+    path: str,
+    one: Callable[[float | None], str],
+    two: Callable[[float, float], str],
+) -> Cell:
+    if summary is None:
+        return Cell("–")
+    value = metric(summary, path)
+    if value is None:
+        return Cell(missing_reason(summary, path))
+    both = bounds(summary, path)
+    estimated = " est." if summary.tokens_estimated else ""
+    return Cell(one(value) + estimated, two(*both) if both else "")
+
+
+def _errors(row: ExperimentRow) -> Cell:
+    published = row.published.get("error_rate")
+    text = "" if published is None else numbers.share(published)
+    if row.summary is None:
+        return Cell("–", published=text)
+    counts = row.summary.requests
+    if not counts.failed:
+        return Cell("0" if counts.sent else numbers.NOT_MEASURED, published=text)
+    return Cell(
+        numbers.share(counts.error_rate),
+        f"{numbers.grouped(str(counts.failed))} of {numbers.grouped(str(counts.sent))} failed",
+        text,
+        missed=any(r.met is False and r.limit.startswith("error_rate") for r in row.summary.slo),
+        alarm=True,
+    )
+
+
+def _difference_text(
+    report: StudyReport, row: ExperimentRow, difference: Difference | None, path: str
+) -> str:
+    if report.baseline is None:
+        return ""
+    if row.name == report.baseline:
+        return "baseline"
+    if not row.ranked:
+        return "not compared"
+    if difference is None or difference.delta is None:
+        return difference.reason if difference and difference.reason else "not compared"
+    delta = numbers.percent(difference.delta, signed=True)
+    if difference.low is None or difference.high is None:
+        return f"{delta} ({difference.reason or 'no interval'})"
+    between = numbers.percent_range(difference.low, difference.high)
+    return f"{delta} ({between}), {_word(difference, path)}"
+
+
+def _word(difference: Difference, path: str) -> str:
+    if path != COST or difference.verdict == "no clear difference":
+        return difference.verdict
+    return "clearly cheaper" if difference.verdict == "clearly better" else "clearly dearer"

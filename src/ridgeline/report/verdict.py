@@ -1,0 +1,32 @@
+"""The verdict on a report's runs in words: how many are valid, and why the others are not."""
+
+from ridgeline.report.model import StudyReport
+
+
+def run_counts(report: StudyReport) -> tuple[int, int, str]:
+    """Valid runs, all runs, and both in words: "35 of 36 runs valid, 1 void"."""
+    runs = [run for row in report.rows for run in row.runs]
+    valid = sum(run.state == "valid" for run in runs)
+    if not runs:
+        return 0, 0, "no run recorded"
+    noun = "run" if len(runs) == 1 else "runs"
+    if valid == len(runs):
+        return valid, valid, "valid" if len(runs) == 1 else f"all {valid} {noun} valid"
+    if len(runs) == 1:
+        return 0, 1, runs[0].state
+    others = []
+    for state in ("void", "failed", "interrupted", "not run"):
+        count = sum(run.state == state for run in runs)
+        if count:
+            others.append(f"{count} {state}")
+    return valid, len(runs), f"{valid} of {len(runs)} {noun} valid, {', '.join(others)}"
+
+
+def void_lines(report: StudyReport) -> list[tuple[str, str, str]]:
+    """(run, state, reasons) of every run that is not valid."""
+    return [
+        (run.run_id, run.state, "; ".join(run.reasons) or "no reason recorded")
+        for row in report.rows
+        for run in row.runs
+        if run.state != "valid"
+    ]
