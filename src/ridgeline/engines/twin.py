@@ -1,0 +1,160 @@
+"""The twin as an engine: no HTTP, a simulated clock; a 90-second run takes about a second."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+
+import numpy as np
+
+from ridgeline.domain.defaults import resolve
+from ridgeline.domain.errors import BadInput
+from ridgeline.domain.hardware import gpu as find_gpu
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.model import shape as find_shape
+from ridgeline.domain.records import RecordSink, RunEvent
+from ridgeline.domain.run import ClientCheck, LiveFigures, RunFacts, Source, Watch, Window
+from ridgeline.engines.base import DrivePlan, Timeouts
+from ridgeline.twin.constants import PRIORS, Constants
+from ridgeline.twin.fleet import Fleet, Twin, build_twin
+from ridgeline.twin.offer import Offer
+from ridgeline.twin.request import Request
+from ridgeline.twin.results import request_record, server_counters, step_table, stuck
+
+DEFAULT_RELEASE = "0.21"
+SLICE_NS = 5_000_000_000  # simulated time between two looks at the watch
+
+
+class TwinEngine:
+    """Starts twins. `constants` are priors unless a calibration is given."""
+
+    name = "twin"
+
+    def __init__(self, constants: Constants = PRIORS) -> None:
+        self._constants = constants
+
+    def start(self, configuration: Configuration) -> AbstractContextManager["TwinEndpoint"]:
+        """A twin of the configuration.
+
+        Raises BadInput for knobs that the engine refuses or the twin does not model, RunFailed
+        with the engine's reason when it would not fit in memory.
+        """
+        return self._started(configuration)
+
+    @contextmanager
+    def _started(self, configuration: Configuration) -> Iterator["TwinEndpoint"]:
+        yield TwinEndpoint(twin_of(configuration, self._constants))
+
+
+def twin_of(configuration: Configuration, constants: Constants = PRIORS) -> Twin:
+    """Resolve a configuration into everything that a simulation needs. Errors as in `start`."""
+    if configuration.gpu is None:
+        raise BadInput("a twin needs a GPU", where="hardware.gpu", fix="name one, e.g. H100-SXM")
+    gpu = find_gpu(configuration.gpu)
+    shape = find_shape(configuration.model)
+    release = configuration.engine_version or DEFAULT_RELEASE
+    return build_twin(shape, gpu, resolve(configuration.knobs, gpu, shape, release), constants)
+
+
+class TwinEndpoint:
+    """A simulated endpoint. Each drive starts with an empty engine."""
+
+    source: Source = "twin"
+
+    def __init__(self, twin: Twin) -> None:
+        self.twin = twin
+
+    def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
+        """Simulate the plan and pass every request that was sent, and the steps, to the sink."""
+        offer = Offer(plan.schedule)
+        fleet = Fleet(self.twin, offer)
+        offer.begin(fleet)
+        interrupted = _simulate(fleet, offer, watch)
+        window = Window(offer.window_start, offer.window_end)
+        notes = _hand_in(fleet, offer, plan.timeouts, sink)
+        return RunFacts(
+            source=self.source,
+            window=window,
+            client=ClientCheck(receive_clock="simulated"),
+            counters=server_counters(fleet, offer.requests),
+            server=server_facts(self.twin, fleet),
+            interrupted=interrupted,
+            notes=notes,
+        )
+
+
+def server_facts(twin: Twin, fleet: Fleet | None = None) -> Mapping[str, object]:
+    """What is served, as plain values: resolved knobs, memory, constants."""
+    memory = twin.memory
+    facts: dict[str, object] = {
+        "engine": "twin",
+        "models_engine": f"vLLM {twin.knobs.version}",
+        "constants": twin.constants.name,
+        "gpu": twin.gpu.name,
+        "gpu_figures": f"{twin.gpu.source} (confidence {twin.gpu.confidence})",
+        "model": twin.shape.name,
+        "routing": "round-robin",
+        "answer_length": "as planned: a twin has no end-of-sequence token",
+        "knobs": asdict(twin.knobs),
+        "kv_blocks": memory.usable_blocks,
+        "kv_tokens": memory.kv_tokens,
+        "kv_blocks_from": "override" if twin.knobs.num_gpu_blocks_override else "memory plan",
+        "max_concurrency": round(memory.max_concurrency, 2),
+        "memory_bytes": {
+            name: getattr(memory, f"{name}_bytes")
+            for name in ("total", "budget", "weights", "activation", "graph", "other", "kv")
+        },
+    }
+    if fleet is not None and fleet.now:
+        facts["api_server_busy"] = [round(s.busy_ns / fleet.now, 4) for s in fleet.servers]
+    return facts
+
+
+def _simulate(fleet: Fleet, offer: Offer, watch: Watch) -> bool:
+    """Run to the end of the last request; True when the watch asked to stop early."""
+    time, seen = 0, 0
+    interrupted = False
+    while time < offer.window_end and fleet.next_ns is not None:
+        time += SLICE_NS
+        fleet.run_until(min(time, offer.window_end))
+        watch.live(_live(offer, min(time, offer.window_end), offer.done[seen:]))
+        seen = len(offer.done)
+        if watch.stop_asked():
+            interrupted = True
+            offer.stop(fleet.now)
+    fleet.run_until(None)
+    return interrupted
+
+
+def _live(offer: Offer, now: int, ended: list[Request]) -> LiveFigures:
+    """Figures of the last slice: tokens of the requests that ended in it, per second."""
+    waits = [(r.first_ns - r.sent_ns) / 1e9 for r in ended if r.first_ns is not None]
+    return LiveFigures(
+        elapsed_s=now / 1e9,
+        total_s=offer.window_end / 1e9,
+        phase="warm-up" if now <= offer.window_start else "measuring",
+        output_tokens_per_s=sum(r.produced for r in ended) / (SLICE_NS / 1e9),
+        ttft_p95_s=float(np.quantile(waits, 0.95)) if waits else None,
+        sent=len(offer.requests),
+        failed=sum(r.failure is not None for r in offer.done),
+        in_flight=offer.in_flight,
+    )
+
+
+def _hand_in(fleet: Fleet, offer: Offer, limits: Timeouts, sink: RecordSink) -> tuple[str, ...]:
+    """Pass records and steps to the sink; returns notes on what the client's limits did."""
+    first_limit = None if limits.first_s is None else round(limits.first_s * 1e9)
+    cancelled = offer.window_end + round(limits.grace_s * 1e9)
+    late = 0
+    for request in offer.requests:
+        record = request_record(request, cancelled_ns=cancelled, first_limit_ns=first_limit)
+        late += record.failure in ("timeout_first", "cancelled")
+        sink.request(record)
+    waiting = sum(stuck(r) for r in fleet.replicas)
+    if waiting:
+        sink.event(
+            RunEvent(fleet.now, "stalled", f"{waiting} requests can never get enough KV blocks")
+        )
+    sink.steps(step_table(fleet))
+    if not late:
+        return ()
+    return (f"{late} requests passed a client limit; the simulated client did not hang up on them",)

@@ -1,0 +1,69 @@
+"""The free constants of the step-time model: one frozen value, so that a calibration replaces it.
+
+Each constant says where its prior comes from: "table" = efficiencies and overheads of
+AIConfigurator 0.12's public operator tables; "H200" = seen on one H200 host with vLLM 0.21 and a
+4-billion-parameter model (see docs); "guess" = an engineer's estimate that nothing has checked.
+Times are in nanoseconds, efficiencies are shares of the dense peak.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Priors. `name` goes into results: "prior" until something was calibrated."""
+
+    name: str = "prior"
+
+    # GEMMs: per operation max(bytes / (share * bandwidth), FLOPs / (share * peak)) + overhead
+    gemm_bandwidth_share: float = 0.80  # table
+    gemm_flops_share: float = 0.72  # table: prefill GEMMs 0.69 .. 0.74
+    operation_ns: float = 3_000.0  # table
+    quantise_ns: float = 1_500.0  # guess: activations to fp8/fp4 before each quantised GEMM
+
+    # attention
+    decode_attention_share: float = 0.56  # table, batch 64
+    prefill_attention_share: float = 0.45  # guess: short chunks stay well below the GEMM's share
+    kv_write_ns_per_layer: float = 2_000.0  # guess: rotary embedding and cache write
+
+    # small kernels of a layer (norms, activation) inside a captured graph; what a step costs the
+    # GPU besides: input preparation, sampling, copies
+    small_kernels_ns_per_layer: float = 7_000.0  # guess
+    step_gap_ns: float = 300_000.0  # H200: one user's step is 3.5 ms, 0.9 ms above GEMMs and head
+    sampler_ns: float = 150_000.0  # guess
+    sampler_passes: float = 4.0  # guess: times the logits (fp32) are read or written
+
+    # CPU time to launch a step: what the GPU waits for when it is shorter than that
+    full_graph_launch_ns: float = 700_000.0  # H200: "about 1 ms" with the gap above
+    piecewise_launch_ns: float = 1_000_000.0  # H200: "several ms" in all
+    piecewise_launch_ns_per_layer: float = 110_000.0  # H200
+    eager_launch_ns: float = 1_200_000.0  # H200: 15 to 20 ms in all for 36 layers
+    eager_launch_ns_per_layer: float = 440_000.0  # H200: median gap 18.3 ms in eager mode
+    launch_tail_ns: float = 100_000.0  # guess: last kernel launched to end of the step
+
+    # engine core, per step and per request in it
+    schedule_ns: float = 150_000.0  # 70 .. 260 us a step seen with vLLM on a CPU
+    schedule_ns_per_request: float = 1_500.0  # guess
+    update_ns: float = 100_000.0  # guess
+    update_ns_per_request: float = 4_000.0  # guess
+
+    # API server: one event loop each, first come first served
+    receive_ns: float = 1_000_000.0  # guess: HTTP, template, validation
+    receive_ns_per_token: float = 1_000.0  # guess: tokenising
+    send_step_ns: float = 50_000.0  # guess
+    detokenise_ns_per_chunk: float = 15_000.0  # guess
+    send_ns_per_chunk: float = 40_000.0  # guess
+    network_ns: float = 50_000.0  # guess: one way, same host or rack
+
+    # tensor parallel
+    all_reduce_share: float = 0.80  # guess, of the link's one-way rate
+    all_reduce_ns: float = 10_000.0  # guess, each
+
+    # memory
+    other_memory_bytes: float = 0.5e9  # guess: CUDA context and libraries
+    graph_memory_bytes: float = 0.1e9  # guess
+    graph_memory_bytes_per_size: float = 8e6  # guess
+    activation_copies: float = 1.0  # guess: times the widest layer's activations are alive
+
+
+PRIORS = Constants()

@@ -1,0 +1,144 @@
+"""Replicas behind round-robin routing, and the users or arrivals that offer them a schedule.
+
+A simulation in event order. Ties are decided by a written rule: the earlier time first, at equal
+times the event that was created first. There is no randomness here: the schedule is drawn before.
+
+`Fleet` is the serving side and takes requests from whoever calls `submit`; `Offer` is a client
+that follows a schedule. `run_until` advances both.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ridgeline.domain.defaults import ResolvedKnobs
+from ridgeline.domain.hardware import Gpu
+from ridgeline.domain.model import ModelShape
+from ridgeline.twin.constants import PRIORS, Constants
+from ridgeline.twin.frontend import ApiServer
+from ridgeline.twin.memory import MemoryPlan, plan_memory
+from ridgeline.twin.replica import Replica
+from ridgeline.twin.request import Request
+from ridgeline.twin.scheduler import Decision, Scheduler
+from ridgeline.twin.steptime import StepCost
+
+
+class Listener(Protocol):
+    """Hears what the fleet delivers, in time order."""
+
+    def delivered(self, replica: Replica, decision: Decision, at_ns: int) -> None:
+        """A step's chunks reach the client. With tracing on, `decision.trace` names the requests:
+        those of `decision.prefills` got a chunk only if they are in `decision.firsts`."""
+
+    def finished(self, request: Request) -> None:
+        """A request got its last chunk, or failed (`request.failure`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """Everything that decides how a configuration behaves; build one with `build_twin`."""
+
+    shape: ModelShape
+    gpu: Gpu
+    knobs: ResolvedKnobs
+    constants: Constants
+    memory: MemoryPlan
+
+
+def build_twin(
+    shape: ModelShape, gpu: Gpu, knobs: ResolvedKnobs, constants: Constants = PRIORS
+) -> Twin:
+    """Check that the configuration fits in memory; raises RunFailed when it does not."""
+    memory = plan_memory(shape, gpu, knobs, constants)
+    memory.require_fit()
+    return Twin(shape, gpu, knobs, constants, memory)
+
+
+class Fleet:
+    """The serving side: data-parallel replicas, their API servers, one event queue."""
+
+    def __init__(self, twin: Twin, listener: Listener, *, trace: bool = False) -> None:
+        knobs = twin.knobs
+        self.twin = twin
+        self.cost = StepCost(twin.shape, twin.gpu, knobs, twin.constants)
+        self.replicas = [
+            Replica(i, Scheduler(knobs, twin.memory.usable_blocks, trace=trace), self.cost)
+            for i in range(knobs.data_parallel)
+        ]
+        self.servers = [ApiServer(twin.constants) for _ in range(knobs.api_servers)]
+        self.now = 0
+        self._listener = listener
+        self._network_ns = int(twin.constants.network_ns)
+        self._routed = 0
+        self._events: list[tuple[int, int, Callable[[int], None]]] = []
+        self._sequence = 0
+        self._turns: list[Callable[[int], None]] = [self._turn_of(r) for r in self.replicas]
+
+    def at(self, time: int, call: Callable[[int], None]) -> None:
+        """Call `call(time)` when the simulation gets there."""
+        self._sequence += 1
+        heapq.heappush(self._events, (time, self._sequence, call))
+
+    @property
+    def next_ns(self) -> int | None:
+        """Time of the next event, None when nothing is left to happen."""
+        return self._events[0][0] if self._events else None
+
+    def run_until(self, end: int | None) -> None:
+        """Handle all events before `end` (all there are when it is None)."""
+        events, pop = self._events, heapq.heappop
+        while events and (end is None or events[0][0] < end):
+            time, _, call = pop(events)
+            self.now = time
+            call(time)
+
+    def submit(self, request: Request, now: int) -> None:
+        """A client sends a request now. Replicas take turns; too long a request is refused."""
+        knobs = self.twin.knobs
+        replica = self.replicas[self._routed % len(self.replicas)]
+        self._routed += 1
+        request.replica = replica.number
+        server = self.servers[replica.number % len(self.servers)]
+        done = server.receive(now + self._network_ns, request.prompt)
+        if request.prompt + request.output > knobs.max_model_len:
+            request.failure = "http_status"
+            request.last_ns = done + self._network_ns
+            self.at(request.last_ns, lambda _: self._listener.finished(request))
+            return
+        request.arrived_ns = done
+        replica.inbox.append(request)
+        if replica.idle:
+            replica.idle = False
+            self.at(done, self._turns[replica.number])
+
+    def _turn_of(self, replica: Replica) -> Callable[[int], None]:
+        server = self.servers[replica.number % len(self.servers)]
+
+        def turn(now: int) -> None:
+            if replica.ended is not None:
+                self._hand_over(replica, server, replica.ended, now)
+            due = replica.turn(now)
+            if due is not None:
+                self.at(due, turn)
+            elif replica.inbox:
+                replica.idle = False
+                first = replica.inbox[0].arrived_ns
+                assert first is not None
+                self.at(first, turn)
+
+        return turn
+
+    def _hand_over(self, replica: Replica, server: ApiServer, step: Decision, now: int) -> None:
+        """Outputs of a step leave through the API server; ended requests reach their client."""
+        chunks = step.decodes + len(step.firsts)
+        last = replica.delivered[-1] if replica.delivered else 0
+        at = max(last, server.send(now, chunks)) if chunks else max(last, now)
+        replica.delivered.append(at)
+        for request in step.firsts:
+            if request.first_ns is None:
+                request.first_ns = at
+        self._listener.delivered(replica, step, at)
+        for request in step.finished:
+            request.last_ns = at
+            self._listener.finished(request)

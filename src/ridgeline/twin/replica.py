@@ -1,0 +1,118 @@
+"""One engine core on a simulated clock: schedule, launch, wait for the oldest step, hand over.
+
+The loop follows the engine's own with steps in flight: with depth 2 step k + 1 is scheduled and
+launched before the wait for step k, so a long launch delays the delivery of the step before it,
+and an arrival waits for the step that is already queued. The GPU works through launched steps in
+order; a step cannot end before its last kernel was launched.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from ridgeline.twin.request import Request
+from ridgeline.twin.scheduler import Decision, Scheduler
+from ridgeline.twin.steptime import StepCost
+
+
+class StepRow(NamedTuple):
+    """What is kept of a step: times in ns, counts, and the formulas' inputs."""
+
+    start: int
+    end: int
+    prefill: int
+    decodes: int
+    padded: int
+    context: int
+    mode: int
+    running: int
+    waiting: int
+    used_blocks: int
+    chunks: int
+    chunk_context: int
+    pairs: float
+    sampled: int
+    cpu: float
+
+
+class Flight(NamedTuple):
+    """A step that was launched: its decision and when the GPU is done with it."""
+
+    decision: Decision
+    end: int
+
+
+class Replica:
+    """An engine core with its scheduler. Times are whole ns; `rows` has one entry a step."""
+
+    def __init__(self, number: int, scheduler: Scheduler, cost: StepCost) -> None:
+        self.number = number
+        self.scheduler = scheduler
+        self.cost = cost
+        self.inbox: deque[Request] = deque()
+        self.rows: list[StepRow] = []
+        self.delivered: list[int] = []
+        self.idle = True
+        self.ended: Decision | None = None  # whose outputs are to be handed over at the next turn
+        self._flights: deque[Flight] = deque()
+        self._depth = scheduler.knobs.async_depth
+        self._gpu_free = 0
+        self._busy = False
+
+    def turn(self, now: int) -> int | None:
+        """One turn of the engine loop at `now`; when the next one is due, None when idle.
+
+        The caller hands over `ended` first. A step whose wait is over at the next turn is left in
+        `ended`.
+        """
+        scheduler = self.scheduler
+        if self.ended is not None:
+            scheduler.update(self.ended)
+            self.ended = None
+        inbox = self.inbox
+        while inbox and inbox[0].arrived_ns <= now:  # type: ignore[operator]
+            scheduler.add(inbox.popleft())
+        decision = scheduler.schedule() if scheduler.has_work else None
+        if decision is not None:
+            now = self._launch(decision, now)
+            if len(self._flights) < self._depth and self._flights[0].end > now:
+                return now
+        if self._flights:
+            return self._wait(now)
+        self.idle = True
+        self._busy = False
+        return None
+
+    def _launch(self, decision: Decision, now: int) -> int:
+        """Put a step on the GPU; returns when the CPU is free again."""
+        cost, c = self.cost, self.cost.constants
+        scheduled = decision.decodes + len(decision.prefills)
+        for request in decision.admitted:
+            request.scheduled_ns = now
+        tokens = decision.decodes + decision.prefill_tokens
+        mode, padded = cost.graph(tokens, tokens == scheduled)
+        # After an idle spell the GPU waited for work, not for the CPU: the step begins here.
+        start = self._gpu_free if self._busy else now
+        self._busy = True
+        ready = now + int(c.schedule_ns + scheduled * c.schedule_ns_per_request)
+        launched = ready + int(cost.launch_ns(mode))
+        begin = max(start, ready)
+        end = max(begin + int(cost.gpu_ns(decision, padded)), launched + int(c.launch_tail_ns))
+        self._gpu_free = end
+        self._flights.append(Flight(decision, end))
+        self.rows.append(
+            StepRow(
+                start, end, decision.prefill_tokens, decision.decodes, padded, decision.context,
+                mode, decision.running, decision.waiting, decision.used_blocks,
+                len(decision.prefills), decision.chunk_context, decision.pairs,
+                decision.decodes + len(decision.firsts), begin - start,
+            )
+        )  # fmt: skip
+        return launched
+
+    def _wait(self, now: int) -> int:
+        """Wait for the oldest step and process its outputs; returns when that is done."""
+        flight = self._flights.popleft()
+        self.ended = flight.decision
+        c = self.cost.constants
+        rows = flight.decision.decodes + len(flight.decision.firsts)
+        return max(now, flight.end) + int(c.update_ns + rows * c.update_ns_per_request)

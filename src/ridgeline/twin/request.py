@@ -1,0 +1,132 @@
+"""A request inside the twin's engine: how far it is, and which steps gave it tokens."""
+
+import numpy as np
+
+from ridgeline.domain.records import StepRuns
+
+
+class Request:
+    """One request. Mutable on purpose: a run touches each of these a million times.
+
+    A request in steady decode gets one token in every step, so its progress is not written down
+    step by step: `base_step` is the first step of that stretch, `base_computed` and
+    `base_produced` what stood before it (see `Scheduler`). Counts are tokens unless they say
+    blocks.
+    """
+
+    __slots__ = (
+        "admitted",
+        "arrived_ns",
+        "base_computed",
+        "base_produced",
+        "base_step",
+        "cached",
+        "computed",
+        "decoding",
+        "duplicate",
+        "ending",
+        "failure",
+        "finish_step",
+        "first_ns",
+        "group",
+        "intended_ns",
+        "last_ns",
+        "number",
+        "output",
+        "own_free",
+        "own_full",
+        "phase",
+        "preemptions",
+        "produced",
+        "prompt",
+        "replica",
+        "row",
+        "run_first",
+        "runs",
+        "scheduled_ns",
+        "sent_ns",
+        "shared_held",
+        "shared_tokens",
+        "turn",
+        "user",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        prompt: int,
+        output: int,
+        *,
+        group: int | None = None,
+        shared_tokens: int = 0,
+        sent_ns: int = 0,
+    ) -> None:
+        """`shared_tokens` leading prompt tokens are the same for all requests of `group`."""
+        self.number = number
+        self.prompt = prompt
+        self.output = output
+        self.group = group
+        self.shared_tokens = min(shared_tokens, prompt) if group is not None else 0
+        self.row = number
+        self.user: int | None = None
+        self.turn = 0
+        self.replica = 0
+        # progress
+        self.computed = 0
+        self.produced = 0
+        self.cached = 0
+        self.admitted = False
+        self.decoding = False
+        self.ending = False
+        self.base_step = 0
+        self.base_computed = 0
+        self.base_produced = 0
+        self.finish_step = -1
+        self.phase = 0
+        self.preemptions = 0
+        # KV blocks: leading blocks held by reference, and what of its own is still in the free list
+        self.shared_held = 0
+        self.duplicate = False
+        self.own_free: FreeRun | None = None
+        self.own_full = 0
+        # steps that gave a token
+        self.run_first = -1
+        self.runs: list[tuple[int, int]] = []
+        # time stamps, ns
+        self.intended_ns = sent_ns
+        self.sent_ns = sent_ns
+        self.arrived_ns: int | None = None
+        self.scheduled_ns: int | None = None
+        self.first_ns: int | None = None
+        self.last_ns: int | None = None
+        self.failure: str | None = None
+
+    @property
+    def total(self) -> int:
+        """Prompt and outputs so far: what a (resumed) request must have computed to go on."""
+        return self.prompt + self.produced
+
+    def close_run(self, end_step: int) -> None:
+        """End the current run of token-giving steps before `end_step`."""
+        if self.run_first >= 0 and end_step > self.run_first:
+            self.runs.append((self.run_first, end_step - self.run_first))
+        self.run_first = -1
+
+    def step_runs(self) -> StepRuns:
+        """The steps that gave tokens, as the records keep them."""
+        runs = np.array(self.runs, dtype=np.int64).reshape(-1, 2)
+        return StepRuns(self.replica, runs[:, 0], runs[:, 1])
+
+
+class FreeRun:
+    """Free blocks that lie next to each other in the free list.
+
+    `key` names a block of a shared prefix (then count is 1); otherwise the blocks are one
+    request's own, taken for reuse from the tail of that request.
+    """
+
+    __slots__ = ("count", "key")
+
+    def __init__(self, count: int, key: tuple[int, int] | None = None) -> None:
+        self.count = count
+        self.key = key

@@ -1,0 +1,261 @@
+"""How long the GPU needs for a step: a sum of named parts over the arithmetic of the model.
+
+`StepCost.gpu_ns` is the scalar that the engine loop adds up; `StepCost.parts`, `flops` and
+`bytes_read` give the same step's parts for whole columns afterwards. A test holds the one against
+the other. All per rank: with tensor parallelism every rank does its share at the same time.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ridgeline.domain import roofline
+from ridgeline.domain.defaults import ResolvedKnobs
+from ridgeline.domain.hardware import Gpu
+from ridgeline.domain.model import ModelShape
+from ridgeline.domain.records import (
+    FULL_GRAPH,
+    NO_GRAPH,
+    PIECEWISE_GRAPH,
+    Floats,
+)
+from ridgeline.twin.constants import Constants
+from ridgeline.twin.scheduler import Decision
+
+NS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class StepColumns:
+    """What steps did, one entry a step: the input of the vectorised formulas.
+
+    `padded` are the GEMM rows; `context` KV tokens read by decodes; `chunk_context` KV tokens of
+    earlier chunks read by the `chunks` prompt chunks; `pairs` their query-context pairs.
+    """
+
+    decodes: Floats
+    prefill: Floats
+    padded: Floats
+    context: Floats
+    chunks: Floats
+    chunk_context: Floats
+    pairs: Floats
+    sampled: Floats
+
+
+class StepCost:
+    """Step times of one replica's model on its GPUs, with tables per number of rows."""
+
+    def __init__(
+        self, shape: ModelShape, gpu: Gpu, knobs: ResolvedKnobs, constants: Constants
+    ) -> None:
+        self.shape = shape
+        self.gpu = gpu
+        self.knobs = knobs
+        self.constants = constants
+        ranks = knobs.tensor_parallel
+        self._bandwidth = gpu.bandwidth_bytes_per_s
+        self._peak = gpu.peak_flops(knobs.weights)
+        self._peak_bf16 = gpu.peak_flops("bf16")
+        c = constants
+        kv = roofline.kv_bytes_per_token(shape, knobs.kv_element_bytes, ranks)
+        self._kv_token_bytes = kv
+        self.decode_ns_per_token = kv / (c.decode_attention_share * self._bandwidth) * NS
+        pair_flops = roofline.attention_flops_per_pair(shape) / ranks
+        self.prefill_ns_per_pair = pair_flops / (c.prefill_attention_share * self._peak_bf16) * NS
+        self.attention_ns = shape.layers * (c.operation_ns + c.kv_write_ns_per_layer)
+        self.overhead_ns = shape.layers * c.small_kernels_ns_per_layer + c.step_gap_ns
+        self._linear: dict[int, tuple[float, float]] = {}
+        self._sampled: dict[int, tuple[float, float]] = {}
+        self._windows = tuple(Counter(shape.windows).items())
+        self._sliding = shape.full_attention_layers < shape.layers
+        self._launch = {
+            FULL_GRAPH: c.full_graph_launch_ns,
+            PIECEWISE_GRAPH: c.piecewise_launch_ns + shape.layers * c.piecewise_launch_ns_per_layer,
+            NO_GRAPH: c.eager_launch_ns + shape.layers * c.eager_launch_ns_per_layer,
+        }
+        self._padded = _padding(knobs.capture_sizes)
+
+    def graph(self, tokens: int, uniform: bool) -> tuple[int, int]:
+        """(graph mode, padded rows) of a step; `uniform`: every request computes one token.
+
+        Above the largest captured size nothing is captured and nothing is padded.
+        """
+        if tokens >= len(self._padded):
+            return NO_GRAPH, tokens
+        if uniform and self.knobs.full_graphs:
+            return FULL_GRAPH, self._padded[tokens]
+        return PIECEWISE_GRAPH, self._padded[tokens]
+
+    def launch_ns(self, mode: int) -> float:
+        """CPU time to launch a step of that mode."""
+        return self._launch[mode]
+
+    def gpu_ns(self, step: Decision, padded: int) -> float:
+        """Time the GPU computes for a step, launches aside."""
+        weights, communication = self._linear.get(padded) or self.linear_ns(padded)
+        sampled = step.decodes + len(step.firsts)
+        head, sampler = self._sampled.get(sampled) or self.sampled_ns(sampled)
+        time = weights + communication + head + sampler + self.overhead_ns + self.attention_ns
+        context: float = step.context
+        chunk_context: float = step.chunk_context
+        pairs = step.pairs
+        if self._sliding:
+            context = self._attended(step.decodes, context)
+            pairs = self._attended(step.prefill_tokens, pairs)
+            chunk_context = self._attended(len(step.prefills), chunk_context)
+        if pairs:
+            time += max(pairs * self.prefill_ns_per_pair, chunk_context * self.decode_ns_per_token)
+        return time + context * self.decode_ns_per_token
+
+    def seen(self, steps: StepColumns) -> StepColumns:
+        """The same steps with contexts cut to the sliding windows (averaged over the layers)."""
+        if not self._sliding:
+            return steps
+        return replace(
+            steps,
+            context=self._attended_columns(steps.decodes, steps.context),
+            pairs=self._attended_columns(steps.prefill, steps.pairs),
+            chunk_context=self._attended_columns(steps.chunks, steps.chunk_context),
+        )
+
+    def linear_ns(self, rows: int) -> tuple[float, float]:
+        """(weights part, communication part) of the linear layers at so many rows."""
+        self._linear[rows] = value = (self._gemms_ns(rows), self._all_reduces_ns(rows))
+        return value
+
+    def sampled_ns(self, rows: int) -> tuple[float, float]:
+        """(LM head, sampler) for so many sampled rows; both 0 when nothing is sampled."""
+        c, shape = self.constants, self.shape
+        head = sampler = 0.0
+        if rows:
+            table = roofline.embedding_weights(shape) * 2 / self.knobs.tensor_parallel
+            flops = rows * roofline.head_flops(shape) / self.knobs.tensor_parallel
+            head = self._operation_ns(table, flops, self._peak_bf16)
+            logits = rows * shape.vocab * 4 * c.sampler_passes
+            sampler = c.sampler_ns + logits / (c.gemm_bandwidth_share * self._bandwidth) * NS
+        self._sampled[rows] = head, sampler
+        return head, sampler
+
+    def parts(self, steps: StepColumns) -> dict[str, Floats]:
+        """The GPU's parts of steps as `seen`, ns; "launch" holds small kernels and copies."""
+        weights, communication = self._by_rows(steps.padded, self.linear_ns)
+        head, sampler = self._by_rows(steps.sampled, self.sampled_ns)
+        decode = steps.context * self.decode_ns_per_token
+        prefill = np.where(
+            steps.pairs > 0,
+            np.maximum(
+                steps.pairs * self.prefill_ns_per_pair,
+                steps.chunk_context * self.decode_ns_per_token,
+            ),
+            0.0,
+        )
+        fixed = np.full(len(decode), self.attention_ns)
+        only_prefill = steps.decodes == 0
+        return {
+            "weights": weights,
+            "attention_decode": decode + np.where(only_prefill, 0.0, fixed),
+            "attention_prefill": prefill + np.where(only_prefill, fixed, 0.0),
+            "head": head,
+            "launch": np.full(len(decode), self.overhead_ns),
+            "communication": communication,
+            "sampler": sampler,
+        }
+
+    def flops(self, steps: StepColumns) -> Floats:
+        """Model FLOPs of steps as `seen`, over all ranks; padding rows are not work."""
+        shape = self.shape
+        attention = roofline.attention_flops_per_pair(shape)
+        total: Floats = (
+            (steps.decodes + steps.prefill) * roofline.linear_flops_per_token(shape)
+            + attention * (steps.context + steps.pairs)
+            + steps.sampled * roofline.head_flops(shape)
+        )
+        return total
+
+    def bytes_read(self, steps: StepColumns) -> Floats:
+        """Bytes read by steps as `seen`, over all ranks: weights, the head if it samples, KV."""
+        shape, knobs = self.shape, self.knobs
+        rows, inverse = np.unique(steps.decodes + steps.prefill, return_inverse=True)
+        linear = np.array([roofline.linear_bytes_read(shape, r, knobs.weight_bytes) for r in rows])
+        head = roofline.embedding_weights(shape) * 2.0
+        kv = self._kv_token_bytes * knobs.tensor_parallel
+        total: Floats = (
+            linear[inverse]
+            + head * (steps.sampled > 0)
+            + kv * (steps.context + steps.chunk_context)
+        )
+        return total
+
+    def _attended(self, queries: int, total: float) -> float:
+        """Sum of contexts over `queries` under the windows: each is taken at the mean context."""
+        cut = (n * (total if w is None else min(total, queries * w)) for w, n in self._windows)
+        return sum(cut) / self.shape.layers
+
+    def _attended_columns(self, queries: Floats, total: Floats) -> Floats:
+        cut = [
+            n * (total if w is None else np.minimum(total, queries * w)) for w, n in self._windows
+        ]
+        mean: Floats = np.sum(cut, axis=0) / self.shape.layers
+        return mean
+
+    def _gemms_ns(self, rows: int) -> float:
+        shape, knobs, c = self.shape, self.knobs, self.constants
+        query = shape.heads * shape.head_dim
+        key_value = 2 * max(shape.kv_heads, knobs.tensor_parallel) * shape.head_dim
+        attention = [shape.hidden * (query + key_value), query * shape.hidden]
+        plain = [2 * shape.hidden * shape.mlp_width, shape.hidden * shape.mlp_width]
+        experts = shape.experts
+        mixture = 0 if experts is None else experts.layers
+        layer = sum(self._gemm_ns(w, w, rows) for w in attention)
+        total = shape.layers * layer
+        total += (shape.layers - mixture) * sum(self._gemm_ns(w, w, rows) for w in plain)
+        if experts is not None:
+            hit = roofline.experts_hit(experts.count, experts.active, rows)
+            one = shape.hidden * experts.width
+            routed = [(2 * one * hit, 2 * one * experts.active), (one * hit, one * experts.active)]
+            always, _ = roofline.expert_weights(shape)
+            block = sum(self._gemm_ns(read, used, rows) for read, used in routed)
+            total += mixture * (block + self._gemm_ns(always, always, rows))
+        if knobs.weights != "bf16":
+            total += shape.layers * 4 * c.quantise_ns
+        return total
+
+    def _gemm_ns(self, read: float, used: float, rows: int) -> float:
+        """One GEMM: `read` parameters from memory, `used` parameters per row computed with."""
+        ranks = self.knobs.tensor_parallel
+        size = read * self.knobs.weight_bytes / ranks
+        return self._operation_ns(size, 2.0 * used * rows / ranks, self._peak)
+
+    def _operation_ns(self, size: float, flops: float, peak: float) -> float:
+        c = self.constants
+        memory = size / (c.gemm_bandwidth_share * self._bandwidth)
+        compute = flops / (c.gemm_flops_share * peak)
+        return max(memory, compute) * NS + c.operation_ns
+
+    def _all_reduces_ns(self, rows: int) -> float:
+        ranks, c = self.knobs.tensor_parallel, self.constants
+        if ranks == 1:
+            return 0.0
+        link = self.gpu.link_bytes_per_s
+        assert link is not None, "checked by the memory plan"
+        size = rows * self.shape.hidden * 2
+        ring = 2 * (ranks - 1) / ranks * size / (c.all_reduce_share * link) * NS
+        return 2 * self.shape.layers * (ring + c.all_reduce_ns)
+
+    def _by_rows(
+        self, rows: Floats, table: Callable[[int], tuple[float, float]]
+    ) -> tuple[Floats, Floats]:
+        values, inverse = np.unique(rows, return_inverse=True)
+        pairs = np.array([table(int(v)) for v in values], dtype=np.float64).reshape(-1, 2)
+        return pairs[inverse, 0], pairs[inverse, 1]
+
+
+def _padding(sizes: tuple[int, ...]) -> list[int]:
+    """padded[n] for n tokens, up to the largest captured size."""
+    table = [0]
+    for size in sizes:
+        table.extend([size] * (size - len(table) + 1))
+    return table if sizes else []
