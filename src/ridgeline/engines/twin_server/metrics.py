@@ -5,10 +5,10 @@ must not hold the streams up for the milliseconds that a general registry takes.
 are vLLM's public interface (its documentation, page "Production metrics").
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from ridgeline.engines.twin_server.histogram import Histogram
 from ridgeline.engines.twin_server.pacer import EngineState
 
 TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
@@ -17,7 +17,6 @@ ITL_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5
          20.0, 40.0, 80.0)  # fmt: skip
 REQUEST_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
              120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)  # fmt: skip
-ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 PARAMS_N = (1, 2, 5, 10, 20)
 LATENESS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
@@ -33,27 +32,6 @@ def one_two_five(limit: int) -> tuple[int, ...]:
                 return tuple(values)
             values.append(step * scale)
         scale *= 10
-
-
-class Histogram:
-    """Counts by bucket (upper bounds, ascending), and the sum of what was observed."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one value; a bound counts values equal to it."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    @property
-    def count(self) -> int:
-        """How many values were observed."""
-        return sum(self.counts)
 
 
 @dataclass(slots=True)
@@ -83,7 +61,6 @@ class EngineMetrics:
             "request_max_num_generation_tokens": Histogram(tokens),
             "request_params_n": Histogram(PARAMS_N),
             "request_params_max_tokens": Histogram(tokens),
-            "iteration_tokens_total": Histogram(ITERATION_TOKENS),
         }
 
 
@@ -209,6 +186,13 @@ class ServerMetrics:
                 f"vllm:{name}",
                 zip(self._labels, (e.histograms[name] for e in self.engines), strict=True),
             )
+        steps = [
+            (t, s.iteration_tokens)
+            for t, s in zip(self._labels, states, strict=True)
+            if s.iteration_tokens is not None
+        ]
+        if steps:
+            page.histogram("vllm:iteration_tokens_total", steps)
         page.family(
             "counter",
             "http_requests",

@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ridgeline.engines.twin_server.histogram import Histogram
+
 # (key of the stream, planned time in monotonic ns, tokens that leave)
 Send = Callable[[Hashable, int, int], None]
 
@@ -25,13 +27,7 @@ class EngineState:
     prefix_queried_tokens: int | None = None
     prefix_hit_tokens: int | None = None
     preemptions: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """What is known at once about a request that was taken in: which engine has it."""
-
-    engine: int
+    iteration_tokens: Histogram | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +43,11 @@ class Pacer(Protocol):
 
     def add(
         self, key: Hashable, prompt: Sequence[object], output_tokens: int, arrival_ns: int
-    ) -> Admission:
-        """Take a request in; `prompt` is its tokens, `arrival_ns` when its last byte came."""
+    ) -> int:
+        """Take a request in and return the number of the engine that has it.
+
+        `prompt` is its tokens, `arrival_ns` when its last byte came.
+        """
 
     def deliver(self, now_ns: int, send: Send) -> int | None:
         """Call `send` for everything planned up to `now_ns`; return the next planned time.
@@ -90,13 +89,13 @@ class FixedPacer:
 
     def add(
         self, key: Hashable, prompt: Sequence[object], output_tokens: int, arrival_ns: int
-    ) -> Admission:
+    ) -> int:
         """See Pacer."""
         stream = _Fixed(key, arrival_ns + self._ttft_ns, output_tokens)
         self._open[key] = stream
         self._order += 1
         heapq.heappush(self._heap, (stream.first_ns, self._order, stream))
-        return Admission(engine=0)
+        return 0
 
     def deliver(self, now_ns: int, send: Send) -> int | None:
         """See Pacer."""

@@ -349,8 +349,7 @@ class TwinServer:
             if not connection.write(head):
                 self._drop(connection)
                 return
-        admission = self._pacer.add(stream, ask.prompt, ask.output_tokens, arrival)
-        stream.engine = admission.engine
+        stream.engine = self._pacer.add(stream, ask.prompt, ask.output_tokens, arrival)
         stream.admitted = True
         self._due_ns = 0  # the pacer is asked before the next wait
 
