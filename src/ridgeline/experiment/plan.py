@@ -18,6 +18,7 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.workload import Workload
 from ridgeline.store.codec import to_plain
+from ridgeline.workload.study import Study
 
 # What a twin's result depends on besides its inputs; a change of it makes earlier runs outdated.
 _TWIN_SOURCES = ("domain", "workload", "twin", "engines/twin.py")
@@ -64,6 +65,21 @@ class PlannedRun:
     endpoint: str
     fingerprint: str
     versions: Mapping[str, str]
+
+
+def plan_of(study: Study) -> Plan:
+    """The plan of a study file."""
+    return Plan(
+        name=study.name,
+        kind="study",
+        baseline=study.baseline.name,
+        experiments=tuple(
+            PlannedExperiment(s.name, s.configuration, s.workload, s.change)
+            for s in study.experiments
+        ),
+        slo=study.slo,
+        repeats=study.repeats,
+    )
 
 
 def plan_runs(plan: Plan) -> tuple[PlannedRun, ...]:

@@ -81,10 +81,8 @@ class StoredRun:
 
     @property
     def valid(self) -> bool:
-        """True when its figures may be compared and averaged."""
-        return self.state in ("done", "interrupted") and (
-            self.summary is not None and self.summary.verdict.valid
-        )
+        """True when its figures may be compared and averaged: whole and not void."""
+        return self.state == "done"
 
 
 def write_run(

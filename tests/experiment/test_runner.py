@@ -1,0 +1,308 @@
+"""Studies: order, resuming, failures as results, and nothing lost when a process dies."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ridgeline.domain.errors import BadInput, StoreError
+from ridgeline.domain.knobs import Configuration, Knobs
+from ridgeline.domain.records import RecordSink
+from ridgeline.domain.run import SilentWatch, Watch
+from ridgeline.domain.slo import parse_slo
+from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
+from ridgeline.experiment import plan as plan_module
+from ridgeline.experiment.plan import Plan, PlannedExperiment, PlannedRun, plan_runs
+from ridgeline.experiment.results import load_results, to_json
+from ridgeline.experiment.runner import SilentStudyWatch, recover_study, run_plan
+from ridgeline.store.run_directory import StoredRun, read_run
+from ridgeline.store.study_directory import StudyDirectory
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fakes import FakeEngine, twin_like
+
+WORKLOAD = Workload(
+    Arrivals(users=8),
+    Prompts(Lengths(20, 0.5)),
+    Outputs(Lengths(30, 0.5)),
+    duration_s=20.0,
+    warmup_s=2.0,
+    seed=7,
+)
+
+
+def experiment(name: str, speed: int, engine: str = "fake") -> PlannedExperiment:
+    configuration = Configuration("m", Knobs(max_num_seqs=speed), engine, price_per_gpu_hour=2.0)
+    return PlannedExperiment(name, configuration, WORKLOAD, f"max_num_seqs {speed}")
+
+
+def plan(repeats: int = 2, engine: str = "fake", **speeds: int) -> Plan:
+    experiments = tuple(
+        experiment(n, s, engine) for n, s in (speeds or {"a": 100, "b": 200}).items()
+    )
+    return Plan("s", "study", experiments[0].name, experiments, parse_slo(""), repeats)
+
+
+def go(the_plan: Plan, folder: Path, engine: FakeEngine, watch: SilentStudyWatch | None = None):  # type: ignore[no-untyped-def]
+    return run_plan(
+        the_plan,
+        StudyDirectory(folder),
+        lambda name: engine,
+        watch or SilentStudyWatch(),
+        command="ridgeline study s.yaml",
+    )
+
+
+def test_order_is_interleaved_and_pairs_share_the_seed() -> None:
+    runs = plan_runs(plan(repeats=3, a=100, b=200, c=300))
+    assert [r.run_id for r in runs] == [
+        "a-r1", "b-r1", "c-r1", "c-r2", "b-r2", "a-r2", "a-r3", "b-r3", "c-r3",
+    ]  # fmt: skip
+    assert {(r.repeat, r.workload.seed) for r in runs} == {(1, 7), (2, 8), (3, 9)}
+    assert len({r.fingerprint for r in runs}) == 9
+
+
+def test_names_that_would_share_a_folder_are_refused() -> None:
+    with pytest.raises(BadInput, match="a-b-r1"):
+        plan_runs(replace(plan(), experiments=(experiment("a b", 1), experiment("a/b", 2))))
+
+
+def test_what_was_measured_is_on_disk_and_reads_back(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    outcome = go(plan(), tmp_path, engine)
+    assert engine.started == [100, 200, 200, 100]
+    assert not outcome.interrupted
+    assert {e.state for e in outcome.index.runs.values()} == {"done"}
+    run = read_run(tmp_path / "b-r2")
+    assert run.meta.workload.seed == 8
+    assert run.meta.configuration.knobs == Knobs(max_num_seqs=200)
+    assert run.facts is not None
+    assert run.summary is not None
+    assert run.facts.server == {"engine": "fake", "version": "1"}
+    records = run.records()
+    gaps = np.diff(records.chunk_ns[: records.chunk_start[1]])
+    assert run.summary.itl_s.p50 == pytest.approx(gaps[0] / 1e9)
+    assert [e.kind for e in run.events] == ["note"]
+    assert not (tmp_path / "b-r2" / "journal.ridgeline").exists()
+    salts = {read_run(tmp_path / r).meta.salt for r in outcome.index.order}
+    assert len(salts) == 4
+
+
+def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
+    go(plan(), tmp_path, FakeEngine())
+    again = FakeEngine()
+    go(plan(repeats=3), tmp_path, again)
+    assert again.started == [100, 200]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == [
+        "a-r1", "a-r2", "a-r3", "b-r1", "b-r2", "b-r3",
+    ]  # fmt: skip
+
+
+def test_another_configuration_does_not_pass_for_the_old_one(tmp_path: Path) -> None:
+    go(plan(repeats=1), tmp_path, FakeEngine())
+    engine = FakeEngine()
+    go(plan(repeats=1, a=100, b=300), tmp_path, engine)
+    assert engine.started == [300]
+    assert read_run(tmp_path / "b-r1.old-1").meta.configuration.knobs.max_num_seqs == 200
+    assert read_run(tmp_path / "b-r1").meta.configuration.knobs.max_num_seqs == 300
+
+
+def test_a_changed_twin_is_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [r.fingerprint for r in plan_runs(plan(engine="twin"))]
+    assert before == [r.fingerprint for r in plan_runs(plan(engine="twin"))]
+    monkeypatch.setattr(plan_module, "_TWIN_SOURCES", ("domain",))
+    assert not set(before) & {r.fingerprint for r in plan_runs(plan(engine="twin"))}
+
+
+def test_a_failed_run_is_a_result(tmp_path: Path) -> None:
+    outcome = go(plan(a=100, broken=666, b=200), tmp_path, FakeEngine(fails=(666,)))
+    entry = outcome.index.runs["broken-r1"]
+    assert entry.state == "failed"
+    assert entry.reason is not None
+    assert "CUDA out of memory" in entry.reason
+    result = load_results(tmp_path)
+    broken = result.experiment("broken")
+    assert broken is not None
+    assert broken.summary is None
+    assert "CUDA out of memory" in (broken.failure or "")
+    b = result.experiment("b")
+    assert b is not None
+    assert b.against_baseline["itl_s.p50"].delta is not None
+
+
+def test_what_was_measured_before_a_failure_is_kept(tmp_path: Path) -> None:
+    def crash(sink: RecordSink) -> None:
+        raise StoreErrorFree("the server went away", where="http://x")
+
+    go(plan(repeats=1, a=100), tmp_path, FakeEngine(before_end=crash))
+    run = read_run(tmp_path / "a-r1")
+    assert run.state == "failed"
+    assert len(run.records()) > 100
+    assert run.summary is not None
+    assert run.summary.requests.ok > 100
+    assert run.failure is not None
+    assert "went away" in run.failure.text
+    assert not run.valid
+
+
+class StoreErrorFree(BadInput):
+    exit_code = 3
+
+
+def test_a_stop_keeps_what_is_done_and_the_next_start_does_the_rest(tmp_path: Path) -> None:
+    class Stopper(SilentStudyWatch):
+        def __init__(self) -> None:
+            self.ends = 0
+
+        def ended(self, run: StoredRun) -> None:
+            self.ends += 1
+
+        def stop_asked(self) -> bool:
+            return self.ends == 3
+
+    first = FakeEngine()
+    outcome = go(plan(), tmp_path, first, Stopper())
+    assert outcome.interrupted
+    assert [outcome.index.runs[r].state for r in outcome.index.order] == [
+        "done", "done", "done", "planned",
+    ]  # fmt: skip
+    second = FakeEngine()
+    assert not go(plan(), tmp_path, second).interrupted
+    assert second.started == [100]
+    whole, stopped = go_fresh(tmp_path / "fresh"), load_results(tmp_path)
+    assert json.dumps(figures(whole)) == json.dumps(figures(stopped))
+
+
+def go_fresh(folder: Path):  # type: ignore[no-untyped-def]
+    go(plan(), folder, FakeEngine())
+    return load_results(folder)
+
+
+def figures(result) -> list:  # type: ignore[no-untyped-def,type-arg]
+    return [[r["summary"], r["against_baseline"]] for r in to_json(result)["runs"]]
+
+
+def test_a_run_that_was_stopped_half_way_is_shown_but_not_compared(tmp_path: Path) -> None:
+    class InRun(SilentWatch):
+        def stop_asked(self) -> bool:
+            return True
+
+    class Stopper(SilentStudyWatch):
+        def started(self, run: PlannedRun) -> Watch:
+            return InRun() if run.run_id == "b-r2" else SilentWatch()
+
+    outcome = go(plan(), tmp_path, FakeEngine(), Stopper())
+    assert outcome.interrupted
+    assert outcome.index.runs["b-r2"].state == "interrupted"
+    b = load_results(tmp_path).experiment("b")
+    assert b is not None
+    assert sorted(b.valid) == [1]
+
+
+def test_a_process_pool_gives_what_one_process_gives(tmp_path: Path) -> None:
+    the_plan = plan(engine="twin", repeats=2, a=100, b=200)
+
+    def run(folder: Path, cores: int) -> None:
+        run_plan(
+            the_plan,
+            StudyDirectory(folder),
+            twin_like,
+            SilentStudyWatch(),
+            command="",
+            cores=cores,
+        )
+
+    run(tmp_path / "pool", 2)
+    run(tmp_path / "alone", 1)
+    assert figures(load_results(tmp_path / "pool")) == figures(load_results(tmp_path / "alone"))
+    index = StudyDirectory(tmp_path / "pool").index()
+    assert {e.state for e in index.runs.values()} == {"done"}
+
+
+def test_a_study_can_be_copied_and_read_elsewhere(tmp_path: Path) -> None:
+    go(plan(), tmp_path / "here", FakeEngine())
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    shutil.rmtree(tmp_path / "here")
+    result = load_results(tmp_path / "there")
+    b = result.experiment("b")
+    assert b is not None
+    assert b.against_baseline["itl_s.p50"].verdict == "clearly better"
+    assert len(b.stored[0].records()) > 0
+
+
+KILLED = """
+import sys, os
+sys.path.insert(0, {tests!r})
+import test_runner as t
+from fakes import FakeEngine
+import time
+
+def wait(sink):
+    time.sleep(1.0)     # longer than a flush of the journal
+    print("now", flush=True)
+    time.sleep(60)
+
+t.go(t.plan(repeats=1, a=100), t.Path(sys.argv[1]), FakeEngine(before_end=wait))
+"""
+
+
+def test_a_killed_run_is_recovered_from_its_journal(tmp_path: Path) -> None:
+    script = KILLED.format(tests=str(Path(__file__).parent))
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "now\n"
+        going_on = recover_study(StudyDirectory(tmp_path))
+        assert going_on.runs["a-r1"].state == "running"
+        with pytest.raises(StoreError, match="another Ridgeline"):
+            go(plan(repeats=1, a=100), tmp_path, FakeEngine())
+    finally:
+        child.kill()
+        child.communicate()
+    result = load_results(tmp_path)
+    assert result.index.runs["a-r1"].state == "interrupted"
+    a = result.experiment("a")
+    assert a is not None
+    assert a.summary is not None
+    assert a.void  # a torn run is shown, never compared
+    whole = FakeEngine()
+    go(plan(repeats=1, a=100), tmp_path / "whole", whole)
+    complete = read_run(tmp_path / "whole" / "a-r1")
+    assert len(a.stored[0].records()) == len(complete.records())
+    again = FakeEngine()
+    go(plan(repeats=1, a=100), tmp_path, again)
+    assert again.started == [100]
+    assert (tmp_path / "a-r1.old-1").is_dir()
+
+
+def test_a_folder_of_another_study_is_left_alone(tmp_path: Path) -> None:
+    go(plan(repeats=1), tmp_path, FakeEngine())
+    with pytest.raises(StoreError, match="holds the study 's'"):
+        go(replace(plan(repeats=1), name="other"), tmp_path, FakeEngine())
+
+
+def test_a_damaged_run_is_one_line(tmp_path: Path) -> None:
+    go(plan(repeats=1), tmp_path, FakeEngine())
+    path = tmp_path / "a-r1" / "run.json"
+    for text, line in (
+        ("{", "not JSON"),
+        ('{"schema": 99}', "schema 99"),
+        (path.read_text().replace('"duration_s": 20.0', '"duration_s": "x"'), "duration_s"),
+    ):
+        whole = path.read_text()
+        path.write_text(text)
+        with pytest.raises(StoreError, match=line) as caught:
+            load_results(tmp_path)
+        assert "\n" not in str(caught.value)
+        assert str(path) in str(caught.value)
+        path.write_text(whole)
+    (tmp_path / "b-r1" / "requests.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(StoreError, match=r"requests\.parquet"):
+        read_run(tmp_path / "b-r1").records()

@@ -1,0 +1,188 @@
+"""Differences and intervals: known coverage, known values, no false claims."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ridgeline.domain.summary import (
+    ClientFigures,
+    Cost,
+    Goodput,
+    Percentiles,
+    RequestCounts,
+    Roofline,
+    SloResult,
+    Summary,
+    Throughput,
+    VerdictFigures,
+)
+from ridgeline.experiment.statistics import compare, figure, merge, t_interval, t_quantile
+
+
+def summary(rate: float = 1000.0, ttft_p95: float | None = 0.5, failed: int = 0) -> Summary:
+    latency = Percentiles(mean=0.1, p50=0.1, p90=0.2, p95=ttft_p95, p99=None, n=200)
+    return Summary(
+        source="measured",
+        window_s=60.0,
+        requests=RequestCounts(100, 100 - failed, failed, failed / 100, {"connect": failed}),
+        ttft_s=latency,
+        ttft_intent_s=latency,
+        itl_s=latency,
+        tpot_s=latency,
+        e2e_s=latency,
+        worst_stall_s=latency,
+        throughput=Throughput(output_tokens_per_s=rate),
+        cost=Cost(usd_per_million_output_tokens=1e3 / rate),
+        roofline=Roofline(),
+        goodput=Goodput(),
+        slo=(SloResult("ttft_p95_ms=600", None if ttft_p95 is None else ttft_p95 * 1e3, True),),
+        intervals={},
+        client=ClientFigures(loop_lag_p99_s=0.001),
+        verdict=VerdictFigures(True, (), ("short",)),
+        steps={"mean_step_s": 0.01},
+    )
+
+
+RATE = "throughput.output_tokens_per_s"
+
+
+def test_student_t_is_the_one_of_the_tables() -> None:
+    assert t_quantile(1) == pytest.approx(12.706, abs=0.001)
+    assert t_quantile(2) == pytest.approx(4.303, abs=0.001)
+    assert t_quantile(30) == pytest.approx(2.042, abs=0.001)
+
+
+def test_interval_of_a_textbook_sample() -> None:
+    # n = 4, mean 5, s = 2.582, t(3) = 3.182: half width 4.108
+    low, mean, high = t_interval([2.0, 4.0, 6.0, 8.0])
+    assert (low, mean, high) == (
+        pytest.approx(0.892, abs=1e-3),
+        5.0,
+        pytest.approx(9.108, abs=1e-3),
+    )
+
+
+@pytest.mark.parametrize("repeats", [3, 5])
+def test_equal_configurations_are_covered_and_a_planted_gain_is_found(repeats: int) -> None:
+    """400 studies of equal configurations with 5 % noise on each run and 20 % shared in a pair."""
+    rng = np.random.default_rng(5)
+    covered = clear = found = 0
+    for _ in range(400):
+        shared = rng.normal(0, 0.2, repeats)
+
+        def runs(gain: float, shared: np.ndarray = shared) -> dict[int, Summary]:
+            noise = shared + rng.normal(0, 0.05, repeats)
+            return {r: summary(1000 * gain * math.exp(noise[r])) for r in range(repeats)}
+
+        same = compare(runs(1.0), runs(1.0))[RATE]
+        assert same.low is not None
+        assert same.high is not None
+        covered += same.low <= 0 <= same.high
+        clear += same.verdict != "no clear difference"
+        found += compare(runs(1.0), runs(1.5))[RATE].verdict == "clearly better"
+    assert 0.90 <= covered / 400 <= 0.99
+    assert clear == 400 - covered
+    assert found / 400 > 0.85
+
+
+def test_direction_is_that_of_the_metric() -> None:
+    slow = {1: summary(100, 0.50), 2: summary(101, 0.52)}
+    fast = {1: summary(200, 0.30), 2: summary(202, 0.31)}
+    better = compare(slow, fast)
+    assert better[RATE].verdict == "clearly better"
+    assert better["ttft_s.p95"].verdict == "clearly better"
+    assert better["cost.usd_per_million_output_tokens"].delta == pytest.approx(-0.5)
+    worse = compare(fast, slow)
+    assert {worse[m].verdict for m in (RATE, "ttft_s.p95")} == {"clearly worse"}
+
+
+def test_a_pair_is_the_same_repeat_and_only_that() -> None:
+    """Repeats differ tenfold, experiments by exactly 10 %: pairing sees only the 10 %."""
+    base = {1: summary(100), 2: summary(1000), 3: summary(10_000)}
+    other = {3: summary(11_000), 1: summary(110), 7: summary(5)}
+    got = compare(base, other)[RATE]
+    assert got.pairs == 2
+    assert got.delta == pytest.approx(0.1)
+    assert (got.low, got.high) == (pytest.approx(0.1), pytest.approx(0.1))
+
+
+def test_identical_twins_have_no_clear_difference() -> None:
+    base = {r: summary(1000.0 + r) for r in range(3)}
+    nudged = {r: summary((1000.0 + r) * (1 + 1e-13)) for r in range(3)}
+    assert compare(base, base)[RATE].verdict == "no clear difference"
+    assert compare(base, nudged)[RATE].verdict == "no clear difference"
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "why"),
+    [
+        ([0.5, None], [0.4, 0.4], "not measured"),
+        ([0.5, 0.5], [math.inf, 0.4], "infinite"),
+        ([0.5], [0.4], "one pair"),
+        ([0.0, 0.5], [0.4, 0.4], "zero"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(
+    base: list[float | None], other: list[float | None], why: str
+) -> None:
+    got = compare(
+        {i: summary(ttft_p95=v) for i, v in enumerate(base)},
+        {i: summary(ttft_p95=v) for i, v in enumerate(other)},
+    )["ttft_s.p95"]
+    assert got.verdict == "no clear difference"
+    assert got.low is None
+    assert got.reason is not None
+    assert why in got.reason
+
+
+def test_error_rates_differ_by_points_so_that_zero_can_be_compared() -> None:
+    clean = {r: summary() for r in range(3)}
+    dirty = {r: summary(failed=10 + r) for r in range(3)}
+    got = compare(clean, dirty)["requests.error_rate"]
+    assert got.delta == pytest.approx(0.11)
+    assert got.verdict == "clearly worse"
+
+
+class TestMerge:
+    def test_figures_are_means_counts_are_sums(self) -> None:
+        merged = merge([summary(900, 0.4, failed=0), summary(1100, 0.6, failed=50)])
+        assert merged.throughput.output_tokens_per_s == 1000
+        assert merged.ttft_s.p95 == 0.5
+        assert merged.ttft_s.n == 400
+        assert merged.requests == RequestCounts(200, 150, 50, 0.25, {"connect": 50})
+        assert merged.steps == {"mean_step_s": 0.01}
+        assert merged.verdict.warnings == ("short",)
+        assert "mean over 2 repeats" in merged.notes[-1]
+
+    def test_limits_are_judged_again(self) -> None:
+        merged = merge([summary(ttft_p95=0.5), summary(ttft_p95=0.9)])
+        assert merged.slo[0].value == pytest.approx(700)
+        assert merged.slo[0].met is False
+
+    def test_what_one_repeat_lacks_the_whole_lacks(self) -> None:
+        merged = merge([summary(ttft_p95=0.5), summary(ttft_p95=None)])
+        assert merged.ttft_s.p95 is None
+        assert merged.slo[0].met is None
+
+    def test_infinite_stays_infinite(self) -> None:
+        assert merge([summary(ttft_p95=math.inf), summary()]).ttft_s.p95 == math.inf
+
+    def test_the_interval_is_over_repeats(self) -> None:
+        merged = merge([summary(1000), summary(1000), summary(1331)])
+        found = merged.intervals[RATE]
+        # logs 6.9078, 6.9078, 7.1937: mean 7.0031, s = 0.16507, half = 4.303 s / sqrt 3 = 0.41008
+        assert found.low == pytest.approx(730.0, rel=2e-3)
+        assert found.high == pytest.approx(1658.0, rel=2e-3)
+        assert found.n == 3
+
+    def test_one_repeat_comes_back_as_it_is(self) -> None:
+        only = summary()
+        assert merge([only]) is only
+
+
+def test_a_figure_that_is_not_there_is_none() -> None:
+    assert figure(summary(), "throughput.chunks_per_s") is None
+    assert figure(summary(), "nowhere.at_all") is None
+    assert figure(replace(summary(), steps={"a": 2.0}), "steps.a") == 2.0
