@@ -15,6 +15,8 @@ from ridgeline.domain.workload import Workload
 Mark = Literal["reproduced", "not reproduced", "reversed"]
 ENGINES = ("twin", "vllm", "sglang", "trtllm", "llamacpp", "endpoint")
 
+ROUNDING = 1e-9  # a twin repeats itself exactly; what floating point adds is no difference
+
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 _TIMES = ("ttft_s", "ttft_intent_s", "itl_s", "tpot_s", "e2e_s", "worst_stall_s")
 _RATES = (
@@ -63,12 +65,21 @@ class Statement:
 
         reproduced: the whole interval lies in the claimed range. reversed: the claim names a
         direction and the whole interval lies on the other side of 1. Otherwise not reproduced.
+        A plain "more" or "less" leaves out 1 itself: no difference is not a little more.
         """
-        if (self.low is None or low >= self.low) and (self.high is None or high <= self.high):
+        if self.low == 1 and self.high is None:
+            inside = low > 1 + ROUNDING
+        elif self.high == 1 and self.low is None:
+            inside = high < 1 - ROUNDING
+        else:
+            inside = (self.low is None or low >= self.low - ROUNDING) and (
+                self.high is None or high <= self.high + ROUNDING
+            )
+        if inside:
             return "reproduced"
         says_more = self.low is not None and self.low >= 1
         says_less = self.high is not None and self.high <= 1
-        if (says_more and high < 1) or (says_less and low > 1):
+        if (says_more and high < 1 - ROUNDING) or (says_less and low > 1 + ROUNDING):
             return "reversed"
         return "not reproduced"
 

@@ -161,7 +161,7 @@ def explain(
             hint = f" (known here: {', '.join(known)})" if len(known) <= 20 else ""
         return path, f"unknown key {str(path[-1])!r}{place}{hint}", True
     if kind == "missing":
-        return path, f"the key {key!r} is missing", False
+        return path, f"the key {key!r} is missing", True
     field = known.get(str(path[-1]))
     unit = None
     if field is not None and isinstance(field.json_schema_extra, Mapping):

@@ -1,0 +1,352 @@
+"""Study files: what they mean, and that every mistake is one line with its place."""
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from ridgeline.domain.errors import BadInput
+from ridgeline.domain.knobs import KNOB_NAMES
+from ridgeline.domain.slo import Limit
+from ridgeline.domain.workload import Arrivals, Lengths, SharedPrefix
+from ridgeline.workload.study import Finding, Mark, Statement, Study, override
+from ridgeline.workload.studyfile import load_study, parse_study
+from ridgeline.workload.studymodel import KnobsPart, StudyPart
+
+STUDIES = Path(__file__).parents[2] / "studies"
+
+TEXT = """\
+name: chat-400
+model: Qwen/Qwen3-VL-4B-Instruct
+hardware: {gpu: H100-SXM, count: 4, price_per_gpu_hour: 3.95}
+engine: twin
+workload:
+  arrivals: {users: 400}
+  prompts: {dataset: synthetic, tokens: {mean: 256, spread: 0.5}}
+  output_tokens: {max: 96}
+  duration_s: 90
+  seed: 7
+slo: {ttft_p95_ms: 2000, itl_p95_ms: 20, error_rate: 0.001}
+baseline: {data_parallel_size: 4, max_num_seqs: 32}
+experiments:
+  - {name: seqs-64, set: {max_num_seqs: 64}}
+  - name: crowd
+    workload: {arrivals: {rate_per_s: 50}, prompts: {tokens: 12}}
+    hardware: {gpu: h200 sxm, price_per_gpu_hour: 4.5}
+repeats: 2
+"""
+
+
+def parsed(text: str = TEXT) -> Study:
+    return parse_study(text, "chat.yaml")
+
+
+def test_the_documented_form_means_what_it_says() -> None:
+    study = parsed()
+    assert (study.name, study.engine, study.repeats) == ("chat-400", "twin", 2)
+    assert [e.name for e in study.experiments] == ["baseline", "seqs-64", "crowd"]
+    base = study.baseline
+    assert base.configuration.knobs.given() == {"max_num_seqs": 32, "data_parallel_size": 4}
+    assert base.configuration.gpus == 4
+    assert base.configuration.price_per_gpu_hour == 3.95
+    assert base.workload.arrivals == Arrivals(users=400)
+    assert base.workload.prompts.tokens == Lengths(256, 0.5)
+    assert (base.workload.outputs.tokens.low, base.workload.outputs.tokens.high) == (96, 96)
+    assert (base.workload.duration_s, base.workload.seed) == (90, 7)
+    assert study.slo.limits == (
+        Limit("ttft_p95_ms", 2000), Limit("itl_p95_ms", 20), Limit("error_rate", 0.001),
+    )  # fmt: skip
+
+
+def test_an_experiment_keeps_what_it_does_not_change() -> None:
+    seqs, crowd = parsed().experiments[1:]
+    assert seqs.configuration.knobs.given() == {"max_num_seqs": 64, "data_parallel_size": 4}
+    assert seqs.workload == parsed().baseline.workload
+    assert seqs.change == "max_num_seqs 32 -> 64"
+    # arrivals are replaced whole (a rate, no users any more), other keys merge.
+    assert crowd.workload.arrivals == Arrivals(rate_per_s=50)
+    assert crowd.workload.prompts.tokens == Lengths(12)
+    assert crowd.workload.outputs == parsed().baseline.workload.outputs
+    assert crowd.configuration.gpu == "H200-SXM"
+    assert crowd.configuration.price_per_gpu_hour == 4.5
+    assert "gpu H100-SXM -> H200-SXM" in crowd.change
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [
+        ("{min: 64, max: 96}", 64, 96),
+        ("{min: 1, max: 4096}", 1, 4096),
+        ("{min: 7, max: 8}", 7, 8),
+        ("96", 96, 96),
+        ("{mean: 100, spread: 0.25}", 75, 125),
+    ],
+)
+def test_lengths(text: str, low: int, high: int) -> None:
+    study = parsed(TEXT.replace("{max: 96}", text))
+    tokens = study.baseline.workload.outputs.tokens
+    assert (tokens.low, tokens.high) == (low, high)
+
+
+def test_other_parts_of_a_workload() -> None:
+    text = TEXT.replace("{users: 400}", "{users: 3, think_time_s: 1.5}").replace(
+        "tokens: {mean: 256, spread: 0.5}",
+        "tokens: 8, shared_prefix: {tokens: 1024, groups: 8}",
+    )
+    text = text.replace("duration_s: 90", "duration_s: 60\n  warmup_s: 0\n  requests: 500")
+    workload = parsed(text).baseline.workload
+    assert workload.arrivals == Arrivals(users=3, think_time_s=1.5)
+    assert workload.prompts.shared_prefix == SharedPrefix(1024, 8)
+    assert (workload.duration_s, workload.warmup_s, workload.requests) == (60, 0, 500)
+    gamma = TEXT.replace("{users: 400}", "{rate_per_s: 2, process: gamma, burstiness: 0.5}")
+    arrivals = parsed(gamma).baseline.workload.arrivals
+    assert arrivals == Arrivals(rate_per_s=2, process="gamma", burstiness=0.5)
+
+
+MISTAKES = [
+    # (what stands there, what a user wrote instead, line, words of the message)
+    ("max_num_seqs: 32", "max_num_sequences: 32", 12, "did you mean 'max_num_seqs'?"),
+    ("max_num_seqs: 64", "max_seqs: 64", 14, "unknown key 'max_seqs' in experiments[0].set"),
+    ("max_num_seqs: 32", "max_num_seqs: 0", 12, "a number >= 1 (requests), not 0"),
+    ("max_num_seqs: 64", "max_num_seqs: '64'", 14, "a whole number >= 1 (requests), not '64'"),
+    ("max_num_seqs: 64", "max_num_seqs: 6.5", 14, "a whole number"),
+    ("max_num_seqs: 64", "enforce_eager: 1", 14, "enforce_eager must be true or false, not 1"),
+    ("max_num_seqs: 64", "gpu_memory_utilization: 92", 14, "<= 1 (share of the memory), not 92"),
+    ("duration_s: 90", "duration_s: 90s", 9, "(seconds), not '90s'"),
+    ("duration_s: 90", "duration_s: -1", 9, "> 0 and <= 86400 (seconds), not -1"),
+    ("duration_s: 90", "duration_s: .inf", 9, "duration_s"),
+    ("duration_s: 90", "duration_ms: 90", 9, "did you mean 'duration_s'?"),
+    ("engine: twin", "engine: vlm", 4, "did you mean 'vllm'?"),
+    ("engine: twin", "engine: endpoint", 4, "needs the key 'url'"),
+    ("engine: twin", "engine: twin\nurl: http://localhost", 5, "url belongs to engine: endpoint"),
+    ("model: Qwen/Qwen3-VL-4B-Instruct\n", "", 1, "the key 'model' is missing"),
+    ("  arrivals: {users: 400}\n", "", 5, "the key 'workload.arrivals' is missing"),
+    ("gpu: H100-SXM", "gpu: H100-SMX", 3, "did you mean 'H100-SXM'?"),
+    ("gpu: H100-SXM, ", "", 3, "the twin needs the key 'hardware.gpu'"),
+    ("count: 4", "count: 2", 3, "4 GPUs are needed"),
+    ("{users: 400}", "{users: 400, rate_per_s: 3}", 6, "either 'users' or 'rate_per_s'"),
+    ("{users: 400}", "{users: 400, process: poisson}", 6, "process belongs to rate_per_s"),
+    ("{users: 400}", "{rate_per_s: 4, think_time_s: 1}", 6, "think_time_s belongs to users"),
+    ("{users: 400}", "{rate_per_s: 4, burstiness: 1}", 6, "burstiness needs process: gamma"),
+    ("{users: 400}", "{userz: 400}", 6, "did you mean 'users'?"),
+    ("{rate_per_s: 50}", "{rate_per_s: 0}", 16, "workload.arrivals.rate_per_s must be"),
+    ("{rate_per_s: 50}", "{rate: 50}", 16, "unknown key 'rate'"),
+    ("tokens: 12", "tokens: nine", 16, "workload.prompts.tokens"),
+    ("{max: 96}", "{max: 96, mean: 3}", 8, "by mean and spread or by min and max"),
+    ("{max: 96}", "{min: 96}", 8, "min needs max"),
+    ("{max: 96}", "{min: 97, max: 96}", 8, "min (97) is above max (96)"),
+    ("itl_p95_ms", "itl_p96_ms", 11, "unknown key 'itl_p96_ms' in slo"),
+    ("error_rate: 0.001", "error_rate: 5", 11, "<= 1 (share), not 5"),
+    ("name: seqs-64", "name: baseline", 14, "two experiments are called 'baseline'"),
+    ("name: seqs-64", "name: ../x", 14, "a name of letters, digits"),
+    ("  seed: 7", "  seed: 7\n  seed: 8", 11, "the key 'seed' is given twice"),
+    ("repeats: 2", "repeats: 0", 18, "repeats must be a number >= 1"),
+    ("repeats: 2", "repeat: 2", 18, "did you mean 'repeats'?"),
+    ("repeats: 2", "repeats: [", 19, "is not valid YAML"),
+    ("  seed: 7", "\tseed: 7", 10, "is not valid YAML"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "line", "words"), MISTAKES)
+def test_a_mistake_is_one_line_with_its_place(
+    before: str, after: str, line: int, words: str
+) -> None:
+    assert before in TEXT
+    with pytest.raises(BadInput) as caught:
+        parsed(TEXT.replace(before, after))
+    message = str(caught.value)
+    assert message.startswith(f"chat.yaml:{line}: ")
+    assert words in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("- a\n- b\n", "must be a mapping"),
+        ("just text", "must be a mapping"),
+        ("a: &x [*x]", "nested too deeply"),
+        ("a: \x00", "not valid YAML"),
+        ("a: !!python/object:os.system x", "not valid YAML"),
+        ("? [1, 2]\n: 3\n", "not valid YAML"),
+        ("1: 2", "chat.yaml:1"),
+    ],
+)
+def test_what_is_no_study_file_is_refused(text: str, words: str) -> None:
+    with pytest.raises(BadInput, match=r"chat\.yaml") as caught:
+        parsed(text)
+    assert words in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is no such file"):
+        load_study(tmp_path / "none.yaml")
+    with pytest.raises(BadInput, match="cannot be read"):
+        load_study(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")
+    with pytest.raises(BadInput, match=r"not UTF-8 text \(byte 9\)"):
+        load_study(tmp_path / "latin.yaml")
+
+
+def test_a_relative_model_folder_is_taken_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(TEXT.replace("Qwen/Qwen3-VL-4B-Instruct", "./tiny"))
+    assert load_study(path).model == str(tmp_path.resolve() / "tiny")
+
+
+def test_a_study_of_endpoints_needs_no_gpu() -> None:
+    text = (
+        "name: two\nmodel: m\nengine: endpoint\nurl: http://127.0.0.1:1\n"
+        "workload: {arrivals: {users: 1}}\nhardware: {count: 8, price_per_gpu_hour: 2}\n"
+        "experiments: [{name: other, url: 'http://127.0.0.1:2'}]\n"
+    )
+    base, other = parsed(text).experiments
+    assert base.configuration.url == "http://127.0.0.1:1"
+    assert other.configuration.url == "http://127.0.0.1:2"
+    assert (base.configuration.gpus, base.configuration.gpu) == (8, None)
+
+
+def test_every_knob_can_stand_in_a_file() -> None:
+    assert set(KnobsPart.model_fields) == set(KNOB_NAMES)
+    text = TEXT.replace(
+        "{max_num_seqs: 64}",
+        "{cudagraph_capture_sizes: [1, 2], speculative_config: {method: ngram}}",
+    )
+    knobs = parsed(text).experiments[1].configuration.knobs
+    assert knobs.cudagraph_capture_sizes == (1, 2)
+    assert knobs.speculative_config == {"method": "ngram"}
+
+
+def test_the_command_line_overrides_a_frozen_study() -> None:
+    study = parsed()
+    other = override(study, engine="vllm", repeats=5, only=["crowd"])
+    assert (other.engine, other.repeats) == ("vllm", 5)
+    assert [e.name for e in other.experiments] == ["baseline", "crowd"]
+    assert {e.configuration.engine for e in other.experiments} == {"vllm"}
+    assert study.engine == "twin"
+    with pytest.raises(BadInput, match="did you mean 'crowd'"):
+        override(study, only=["crown"])
+    with pytest.raises(BadInput, match="did you mean 'vllm'"):
+        override(study, engine="vlllm")
+    with pytest.raises(BadInput, match="at least 1"):
+        override(study, repeats=0)
+
+
+@pytest.mark.parametrize(
+    ("statement", "interval", "mark"),
+    [
+        (Statement("m", low=3), (3.1, 3.4), "reproduced"),
+        (Statement("m", low=3), (2.9, 3.4), "not reproduced"),
+        (Statement("m", low=3), (0.5, 0.9), "reversed"),
+        (Statement("m", low=3), (0.5, 1.1), "not reproduced"),
+        (Statement("m", low=1), (1.0, 1.0), "not reproduced"),  # no difference is not more
+        (Statement("m", low=1), (1.01, 1.2), "reproduced"),
+        (Statement("m", low=1), (0.98, 1.2), "not reproduced"),
+        (Statement("m", high=1), (1.0, 1.0), "not reproduced"),
+        (Statement("m", high=1), (0.8, 0.9), "reproduced"),
+        (Statement("m", high=1), (1.1, 1.2), "reversed"),
+        (Statement("m", high=0.9), (0.85, 0.95), "not reproduced"),
+        (Statement("m", low=0.98, high=1.02), (0.99, 1.01), "reproduced"),
+        (Statement("m", low=0.98, high=1.02), (1.0, 1.0), "reproduced"),
+        (Statement("m", low=0.98, high=1.02), (1.2, 1.3), "not reproduced"),
+    ],
+)
+def test_a_mark_needs_the_whole_interval(
+    statement: Statement, interval: tuple[float, float], mark: Mark
+) -> None:
+    assert statement.mark(*interval) == mark
+
+
+def test_a_finding_of_two_statements_needs_both() -> None:
+    more, less = Statement("a", low=1), Statement("b", high=1)
+    finding = Finding("x", "more in all, less each", "e", "base", (more, less))
+    up, down, flat = (1.2, 1.3), (0.7, 0.8), (1.0, 1.0)
+    assert finding.mark({"a": up, "b": down}) == "reproduced"
+    assert finding.mark({"a": up, "b": flat}) == "not reproduced"
+    assert finding.mark({"a": up, "b": up}) == "reversed"
+    assert finding.mark({"a": up}) is None
+
+
+FINDING = """\
+findings:
+  - id: f
+    claim: seqs-64 is faster
+    compare: [seqs-64, baseline]
+    ratio: [{metric: ttft_s.p95, is: lower}]
+    twin: reproduced
+    because: of the queue
+"""
+
+
+def test_findings_are_read_and_follow_their_experiments() -> None:
+    study = parsed(TEXT + FINDING)
+    (finding,) = study.findings
+    assert (finding.first, finding.second, finding.expected) == (
+        "seqs-64", "baseline", "reproduced",
+    )  # fmt: skip
+    assert finding.statements == (Statement("ttft_s.p95", high=1.0),)
+    assert override(study, only=["crowd"]).findings == ()
+    assert len(override(study, only=["seqs-64"]).findings) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("[seqs-64, baseline]", "[seqs-46, baseline]", "did you mean 'seqs-64'?"),
+        ("[seqs-64, baseline]", "[baseline, baseline]", "compared with itself"),
+        ("[seqs-64, baseline]", "[baseline]", "a list of at least 2"),
+        ("ttft_s.p95", "ttft_p95", "did you mean 'ttft_s.p95'?"),
+        (", is: lower", "", "either 'is' or"),
+        ("is: lower", "is: lower, at_most: 2", "either 'is' or"),
+        ("is: lower", "at_least: 3, at_most: 2", "at_least 3 is above at_most 2"),
+        ("    because: of the queue\n", "", "needs its reason ('because')"),
+        ("twin: reproduced", "twin: maybe", "reproduced, not reproduced, reversed"),
+    ],
+)
+def test_mistakes_in_findings(before: str, after: str, words: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        parsed(TEXT + FINDING.replace(before, after))
+    assert str(caught.value).startswith("chat.yaml:")
+    assert words in str(caught.value)
+
+
+def test_published_values_belong_to_experiments() -> None:
+    text = TEXT + "published: {source: a paper, runs: {seqs-64: {ttft_p95_ms: 3029}}}\n"
+    study = parsed(text)
+    assert study.published is not None
+    assert study.published.runs == {"seqs-64": {"ttft_p95_ms": 3029}}
+    with pytest.raises(BadInput, match="did you mean 'seqs-64'"):
+        parsed(text.replace("runs: {seqs-64", "runs: {seqs-46"))
+
+
+def test_the_bundled_study_is_the_published_one() -> None:
+    study = load_study(STUDIES / "h100-twelve.yaml")
+    assert [e.name for e in study.experiments] == [
+        "graphs", "eager", "seqs-64", "no-chunked-prefill", "fp8", "replicas-8",
+        "prefix-caching", "users-1000", "final", "single-gpu", "fp8-seqs-64", "h200",
+    ]  # fmt: skip
+    knobs = study.baseline.configuration.knobs
+    assert (knobs.max_num_seqs, knobs.enable_chunked_prefill, knobs.enable_prefix_caching) == (
+        32, True, False,
+    )  # fmt: skip
+    assert study.experiment("replicas-8").configuration.gpus == 8
+    assert study.experiment("users-1000").workload.arrivals.users == 1000
+    assert study.experiment("single-gpu").configuration.gpus == 1
+    assert study.published is not None
+    assert study.published.runs["graphs"]["ttft_p95_ms"] == 3029
+    assert all(f.expected and f.because for f in study.findings)
+
+
+def test_the_schema_for_editors_agrees_with_the_reader() -> None:
+    schema = StudyPart.model_json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    for path in [*STUDIES.glob("*.yaml")]:
+        check.validate(yaml.safe_load(path.read_text()))
+    check.validate(yaml.safe_load(TEXT))
+    wrong = yaml.safe_load(TEXT.replace("max_num_seqs: 32", "max_num_sequences: 32"))
+    assert not check.is_valid(wrong)
+    wrong = yaml.safe_load(TEXT.replace("{max: 96}", "{maximum: 96}"))
+    assert not check.is_valid(wrong)
