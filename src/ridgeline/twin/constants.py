@@ -38,7 +38,7 @@ class Constants:
     piecewise_launch_ns: float = 1_000_000.0  # H200: "several ms" in all
     piecewise_launch_ns_per_layer: float = 110_000.0  # H200
     eager_launch_ns: float = 1_200_000.0  # H200: 15 to 20 ms in all for 36 layers
-    eager_launch_ns_per_layer: float = 440_000.0  # H200: median gap 18.3 ms in eager mode
+    eager_launch_ns_per_layer: float = 460_000.0  # H200: median gap 18.3 ms in eager mode
     launch_tail_ns: float = 100_000.0  # guess: last kernel launched to end of the step
 
     # engine core, per step and per request in it
@@ -47,9 +47,10 @@ class Constants:
     update_ns: float = 100_000.0  # guess
     update_ns_per_request: float = 4_000.0  # guess
 
-    # API server: one event loop each, first come first served
+    # API server: one event loop each
+    receive_batch: int = 32  # requests that vLLM tokenises at a time
     receive_ns: float = 1_000_000.0  # guess: HTTP, template, validation
-    receive_ns_per_token: float = 1_000.0  # guess: tokenising
+    receive_ns_per_token: float = 4_000.0  # guess: tokenising; one user's TTFT asks for more
     send_step_ns: float = 50_000.0  # guess
     detokenise_ns_per_chunk: float = 15_000.0  # guess
     send_ns_per_chunk: float = 40_000.0  # guess

@@ -66,7 +66,9 @@ class Fleet:
             Replica(i, Scheduler(knobs, twin.memory.usable_blocks, trace=trace), self.cost)
             for i in range(knobs.data_parallel)
         ]
-        self.servers = [ApiServer(twin.constants) for _ in range(knobs.api_servers)]
+        self.servers = [
+            ApiServer(twin.constants, self.at, self._forward) for _ in range(knobs.api_servers)
+        ]
         self.now = 0
         self._listener = listener
         self._network_ns = int(twin.constants.network_ns)
@@ -94,26 +96,31 @@ class Fleet:
             call(time)
 
     def submit(self, request: Request, now: int) -> None:
-        """A client sends a request now. Replicas take turns; too long a request is refused."""
-        knobs = self.twin.knobs
-        replica = self.replicas[self._routed % len(self.replicas)]
+        """A client sends a request now. Replicas take turns."""
+        request.replica = self._routed % len(self.replicas)
         self._routed += 1
-        request.replica = replica.number
-        server = self.servers[replica.number % len(self.servers)]
-        done = server.receive(now + self._network_ns, request.prompt)
-        if request.prompt + request.output > knobs.max_model_len:
+        self._server_of(request.replica).receive(now + self._network_ns, request)
+
+    def _server_of(self, replica: int) -> ApiServer:
+        """Each replica talks to one API server; several share one when there are fewer."""
+        return self.servers[replica % len(self.servers)]
+
+    def _forward(self, request: Request, now: int) -> None:
+        """The API server has read a request: to its replica, or back when it is too long."""
+        if request.prompt + request.output > self.twin.knobs.max_model_len:
             request.failure = "http_status"
-            request.last_ns = done + self._network_ns
+            request.last_ns = now + self._network_ns
             self.at(request.last_ns, lambda _: self._listener.finished(request))
             return
-        request.arrived_ns = done
+        replica = self.replicas[request.replica]
+        request.arrived_ns = now
         replica.inbox.append(request)
         if replica.idle:
             replica.idle = False
-            self.at(done, self._turns[replica.number])
+            self.at(now, self._turns[replica.number])
 
     def _turn_of(self, replica: Replica) -> Callable[[int], None]:
-        server = self.servers[replica.number % len(self.servers)]
+        server = self._server_of(replica.number)
 
         def turn(now: int) -> None:
             if replica.ended is not None:
@@ -121,11 +128,6 @@ class Fleet:
             due = replica.turn(now)
             if due is not None:
                 self.at(due, turn)
-            elif replica.inbox:
-                replica.idle = False
-                first = replica.inbox[0].arrived_ns
-                assert first is not None
-                self.at(first, turn)
 
         return turn
 

@@ -1,38 +1,70 @@
-"""The API server in front of the engine cores: one event loop, first come first served.
+"""The API server in front of the engine cores: one event loop that reads and writes.
 
-It shapes arrivals (tokenising takes its time, one request after another) and deliveries (a cost
-per step and per chunk). Without it a client would see the engine's latencies, which are shorter.
+It shapes arrivals and deliveries. Requests that come in while the loop is busy are read together
+and reach the engine together, which keeps users in step that are in step; a step's outputs cost
+something per step and per chunk. Without it a client would see the engine's own, shorter times.
 """
 
+from collections import deque
+from collections.abc import Callable
+
 from ridgeline.twin.constants import Constants
+from ridgeline.twin.request import Request
+
+At = Callable[[int, Callable[[int], None]], None]
 
 
 class ApiServer:
-    """When work that reaches the event loop at a time is done. Calls must come in time order."""
+    """One event loop. `at(time, call)` calls later; `forward(request, now)` takes what was read."""
 
-    __slots__ = ("_constants", "_free", "busy_ns")
-
-    def __init__(self, constants: Constants) -> None:
-        self._constants = constants
-        self._free = 0
+    def __init__(
+        self, constants: Constants, at: At, forward: Callable[[Request, int], None]
+    ) -> None:
         self.busy_ns = 0
+        self._constants = constants
+        self._at = at
+        self._forward = forward
+        self._free = 0
+        self._inbox: deque[Request] = deque()
+        self._reading = False
 
-    def receive(self, at: int, prompt_tokens: int) -> int:
-        """A request comes in; when the engine core has it."""
-        c = self._constants
-        return self._work(at, int(c.receive_ns + prompt_tokens * c.receive_ns_per_token))
+    def receive(self, now: int, request: Request) -> None:
+        """A request's bytes arrive."""
+        self._inbox.append(request)
+        if not self._reading:
+            self._reading = True
+            self._at(max(now, self._free), self._read)
 
-    def send(self, at: int, chunks: int) -> int:
-        """A step's outputs come in; when the client has them (the mean over its chunks).
+    def send(self, now: int, chunks: int) -> int:
+        """A step's outputs arrive; when the client has them (the mean over its chunks).
 
         All chunks are detokenised first, then written one after another.
         """
         c = self._constants
         sending = int(chunks * c.send_ns_per_chunk)
-        done = self._work(at, int(c.send_step_ns + chunks * c.detokenise_ns_per_chunk) + sending)
-        return done - sending // 2 + int(c.network_ns)
+        self._work(now, int(c.send_step_ns + chunks * c.detokenise_ns_per_chunk) + sending)
+        return self._free - sending // 2 + int(c.network_ns)
 
-    def _work(self, at: int, cost: int) -> int:
-        self._free = max(self._free, at) + cost
+    def _read(self, now: int) -> None:
+        """Read what has come in, unless outputs have taken the loop meanwhile."""
+        if self._free > now:
+            self._at(self._free, self._read)
+            return
+        c, inbox = self._constants, self._inbox
+        batch = [inbox.popleft() for _ in range(min(len(inbox), c.receive_batch))]
+        tokens = sum(request.prompt for request in batch)
+        self._work(now, int(len(batch) * c.receive_ns + tokens * c.receive_ns_per_token))
+        done = self._free
+
+        def pass_on(when: int) -> None:
+            for request in batch:
+                self._forward(request, when)
+            self._reading = bool(inbox)
+            if inbox:
+                self._at(max(when, self._free), self._read)
+
+        self._at(done, pass_on)
+
+    def _work(self, now: int, cost: int) -> None:
+        self._free = max(self._free, now) + cost
         self.busy_ns += cost
-        return self._free

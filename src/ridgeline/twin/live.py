@@ -22,6 +22,8 @@ def abort(fleet: Fleet, request: Request) -> None:
     elif request.decoding:
         if request.finish_step > scheduler.step:
             request.finish_step = scheduler.step
+            # Should the step pass it over, the rest of its stretch is counted from its output.
+            request.output = request.base_produced + scheduler.step - request.base_step + 1
             scheduler._finish_at.setdefault(scheduler.step, []).append(request)
     elif not request.ending:
         request.output = min(request.output, request.produced + 1)

@@ -68,9 +68,8 @@ class Replica:
         if self.ended is not None:
             scheduler.update(self.ended)
             self.ended = None
-        inbox = self.inbox
-        while inbox and inbox[0].arrived_ns <= now:  # type: ignore[operator]
-            scheduler.add(inbox.popleft())
+        while self.inbox:
+            scheduler.add(self.inbox.popleft())
         decision = scheduler.schedule() if scheduler.has_work else None
         if decision is not None:
             now = self._launch(decision, now)

@@ -65,6 +65,9 @@ class StepCost:
         self.decode_ns_per_token = kv / (c.decode_attention_share * self._bandwidth) * NS
         pair_flops = roofline.attention_flops_per_pair(shape) / ranks
         self.prefill_ns_per_pair = pair_flops / (c.prefill_attention_share * self._peak_bf16) * NS
+        self._activation_ns_per_row = (
+            _activation_bytes(shape) / ranks / (c.gemm_bandwidth_share * self._bandwidth) * NS
+        )
         self.attention_ns = shape.layers * (c.operation_ns + c.kv_write_ns_per_layer)
         self.overhead_ns = shape.layers * c.small_kernels_ns_per_layer + c.step_gap_ns
         self._linear: dict[int, tuple[float, float]] = {}
@@ -221,7 +224,7 @@ class StepCost:
             total += mixture * (block + self._gemm_ns(always, always, rows))
         if knobs.weights != "bf16":
             total += shape.layers * 4 * c.quantise_ns
-        return total
+        return total + rows * self._activation_ns_per_row
 
     def _gemm_ns(self, read: float, used: float, rows: int) -> float:
         """One GEMM: `read` parameters from memory, `used` parameters per row computed with."""
@@ -259,3 +262,16 @@ def _padding(sizes: tuple[int, ...]) -> list[int]:
     for size in sizes:
         table.extend([size] * (size - len(table) + 1))
     return table if sizes else []
+
+
+def _activation_bytes(shape: ModelShape) -> float:
+    """Bytes of one row that the kernels between the GEMMs of all layers move, in bf16.
+
+    Two norms with residual (each reads and writes two rows), rotary embedding and cache write
+    (read and write Q, K, V), the attention's output, the gated activation (reads two, writes one).
+    """
+    query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    experts = shape.experts
+    width = shape.mlp_width if experts is None else experts.active * experts.width
+    row = 8 * shape.hidden + 2 * (query + 2 * key_value) + query + 3 * width
+    return 2.0 * row * shape.layers
