@@ -9,7 +9,6 @@ from ridgeline.domain.summary import Interval, Summary
 from ridgeline.report import numbers
 from ridgeline.report.model import (
     COST,
-    ITL_P95,
     TOKENS,
     TOKENS_PER_GPU,
     TTFT_INTENT_P95,
@@ -129,6 +128,23 @@ def miss_factor(summary: Summary) -> float:
     return worst
 
 
+def slo_lines(summary: Summary) -> list[tuple[str, bool | None]]:
+    """Every limit in words with what was found, and whether it was met (None = not judged)."""
+    lines: list[tuple[str, bool | None]] = []
+    for result in summary.slo:
+        limit = limit_of(result.limit)
+        if limit is None:
+            lines.append((result.limit, result.met))
+            continue
+        found = "too little data"
+        if result.value is not None:
+            found = limit_figure(limit, result.value)
+        kind = "at least" if limit.key == "attainment" else "at most"
+        asked = limit_figure(limit, limit.value)
+        lines.append((f"{limit_words(limit)} {found}, {kind} {asked}", result.met))
+    return lines
+
+
 def missed(summary: Summary) -> list[str]:
     """Each missed limit in words: "p95 TTFT 3 030 ms, limit 2 000 ms"."""
     texts = []
@@ -183,6 +199,3 @@ def sorted_rows(report: StudyReport) -> list[ExperimentRow]:
         return group, sort_value(row.summary, path)
 
     return sorted(report.rows, key=key)
-
-
-KEY_METRICS = (TTFT_P95, ITL_P95, TOKENS, TOKENS_PER_GPU, COST)

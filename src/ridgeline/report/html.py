@@ -16,17 +16,9 @@ from ridgeline.report.figures import ranking_metric, sorted_rows
 from ridgeline.report.model import COST, ExperimentRow, StudyReport
 from ridgeline.report.sentence import answer
 from ridgeline.report.style import styles
-from ridgeline.report.table import State, TableRow, metric_words, table_rows
+from ridgeline.report.table import GROUPS, TableRow, metric_words, table_rows
 from ridgeline.report.verdict import run_counts, void_lines
 
-_GROUPS: tuple[tuple[State, str], ...] = (
-    ("inside", "✓ inside the SLO"),
-    ("no SLO", "no SLO was set"),
-    ("not judged", "? SLO not judged: too little data"),
-    ("outside", "✗ outside the SLO"),
-    ("void", "⊘ void: shown, not ranked, in no average"),
-    ("failed", "⊘ failed: no figures"),
-)
 # Addresses in the vendored bundle (help texts, an unused map source). Removed so that the page
 # holds no address that anything could fetch; the namespaces of w3.org are names, not fetched.
 _ADDRESS = re.compile(r"https?://(?!www\.w3\.org/)[^\s\"'`)\\]*")
@@ -129,7 +121,7 @@ def _first_choice(report: StudyReport, named: str | None) -> str:
 
 def _groups(report: StudyReport) -> list[tuple[str, list[TableRow]]]:
     rows = table_rows(report)
-    found = [(words, [row for row in rows if row.state == state]) for state, words in _GROUPS]
+    found = [(words, [row for row in rows if row.state == state]) for state, words in GROUPS]
     return [(words, group) for words, group in found if group]
 
 

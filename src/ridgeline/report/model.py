@@ -91,6 +91,15 @@ class RunLine:
 
 
 @dataclass(frozen=True, slots=True)
+class ErrorLine:
+    """A class of failed requests: how many, and one message in the server's or client's words."""
+
+    kind: str
+    count: int
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Distribution:
     """An empirical distribution as about 300 quantile points, not raw samples.
 
@@ -174,6 +183,7 @@ class ExperimentRow:
     roofline: tuple[RooflinePoint, ...] = ()
     step_parts: Mapping[str, float] = field(default_factory=dict)
     series: Series | None = None
+    errors: tuple[ErrorLine, ...] = ()
 
     @property
     def ranked(self) -> bool:

@@ -31,14 +31,14 @@ from ridgeline.report.model import (
 
 CHUNK_IS_TOKEN = 0.02  # chunks/s and tokens/s count as the same below this relative difference
 State = Literal["inside", "outside", "not judged", "no SLO", "void", "failed"]
-STATE_MARKS: dict[State, str] = {
-    "inside": "✓ meets SLO",
-    "outside": "✗ misses SLO",
-    "not judged": "? SLO not judged",
-    "no SLO": "",
-    "void": "⊘ void",
-    "failed": "⊘ failed",
-}
+GROUPS: tuple[tuple[State, str], ...] = (
+    ("inside", "✓ inside the SLO"),
+    ("no SLO", "no SLO was set"),
+    ("not judged", "? SLO not judged: too little data"),
+    ("outside", "✗ outside the SLO"),
+    ("void", "⊘ void: shown, not ranked, in no average"),
+    ("failed", "⊘ failed: no figures"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,6 @@ class TableRow:
     difference_text: str
     metric_path: str
     source_word: str
-
-    @property
-    def state_mark(self) -> str:
-        """Symbol and word for the SLO state."""
-        return STATE_MARKS[self.state]
 
 
 def table_rows(report: StudyReport) -> list[TableRow]:
