@@ -3,7 +3,7 @@
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ridgeline.domain.errors import EndpointError
@@ -25,8 +25,9 @@ LIVE_NS = 500_000_000
 FAILED_PAUSE_NS = 100_000_000  # a user whose request failed begins the next no sooner than this
 DEAD_NS = 10_000_000_000  # no connection for so long, and none in use: the server is gone
 
-# (request of the schedule, a number that no other request of the run has) -> HTTP request bytes
-MakeRequest = Callable[[PlannedRequest, int], list[bytes]]
+# (request of the schedule, a number that no other request of the run has, index of the site)
+# -> the bytes of the HTTP request, in pieces
+MakeRequest = Callable[[PlannedRequest, int, int], list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,15 @@ class DriveResult:
 class Driver:
     """Drives one schedule once: `Driver(...).run()`.
 
-    `hide` is a secret that must not appear in failure details. Raises EndpointError when not one
-    connection can be made, BadInput when the file limit is too low; what the sink raises passes.
+    With several sites the requests go to them in turn. `hide` is a secret that must not appear in
+    failure details. Raises EndpointError when a site takes not one connection, BadInput when the
+    file limit is too low; what the sink raises passes.
     """
 
     def __init__(
         self,
         schedule: Schedule,
-        site: Site,
+        sites: Sequence[Site],
         make_request: MakeRequest,
         *,
         limits: Limits,
@@ -70,11 +72,12 @@ class Driver:
     ) -> None:
         self._schedule, self._make_request, self._limits = schedule, make_request, limits
         self._sink, self._watch, self._hide = sink, watch, hide
-        self._site = site
         self._clock = KernelClock()
         self._loop = Loop(self._clock.sample)
         self._check = SelfCheck(self._loop, self._clock)
-        self._pool = Pool(self._loop, self._clock, site, limits.connect_ns, self._on_sent)
+        self._pools = [
+            Pool(self._loop, self._clock, site, limits.connect_ns, self._on_sent) for site in sites
+        ]
         self._traffic = traffic_of(schedule)
         workload = schedule.workload
         self._start_ns = round(workload.warmup_s * 1e9)  # of the window, from zero
@@ -99,7 +102,8 @@ class Driver:
                 self._begin()
                 self._loop.run()
         finally:
-            self._pool.close()
+            for pool in self._pools:
+                pool.close()
             self._loop.close()
         if self._clock.steps:
             self._notes.append(
@@ -108,7 +112,7 @@ class Driver:
             )
         return DriveResult(
             Window(self._start_ns, self._end_ns),
-            self._check.result(self._pool.peak),
+            self._check.result(sum(pool.peak for pool in self._pools)),
             self._interrupted,
             tuple(self._notes),
         )
@@ -117,28 +121,33 @@ class Driver:
 
     def _connect(self) -> None:
         """Open the connections before the first request, so that no TTFT contains a handshake."""
-        wanted = self._traffic.connections
-        self._pool.open(wanted)
+        wanted = -(-self._traffic.connections // len(self._pools))
+        for pool in self._pools:
+            pool.open(wanted)
         self._wait_for_connections()
         self._loop.run()
-        if self._pool.idle == 0:
-            raise EndpointError(
-                f"no connection: {self._pool.last_detail}",
-                where=self._site.host,
-                fix="is the server running, and is this its address?",
-            )
-        if self._pool.idle < wanted:
-            text = f"only {self._pool.idle} of {wanted} connections could be opened beforehand"
-            self._notes.append(f"{text}: {self._pool.last_detail}")
-        self._pool.spare = self._traffic.spare
+        for pool in self._pools:
+            if pool.idle == 0:
+                raise EndpointError(
+                    f"no connection: {pool.last_detail}",
+                    where=pool.site.url,
+                    fix="is the server running, and is this its address?",
+                )
+            if pool.idle < wanted:
+                text = f"only {pool.idle} of {wanted} connections could be opened beforehand"
+                self._notes.append(f"{text}: {pool.last_detail}")
+            pool.spare = self._traffic.spare
+            if len(self._pools) > 1:  # taking turns is not quite even
+                pool.spare = max(pool.spare, 2 + wanted // 8)
 
     def _wait_for_connections(self) -> None:
         now = time.monotonic_ns()
-        self._pool.sweep(now)
-        if self._pool.opening == 0:
-            self._loop.stop()
-        else:
+        for pool in self._pools:
+            pool.sweep(now)
+        if any(pool.opening for pool in self._pools):
             self._loop.call_at(now + 2_000_000, self._wait_for_connections)
+        else:
+            self._loop.stop()
 
     def _begin(self) -> None:
         """Set zero and put everything that has a fixed time into the timers."""
@@ -172,7 +181,7 @@ class Driver:
     def _cancel_all(self, detail: str, *, drop_unsent: bool) -> None:
         now = time.monotonic_ns()
         for request in list(self._in_flight.values()):
-            if self._pool.forget(request) and drop_unsent:
+            if self._pools[request.target].forget(request) and drop_unsent:
                 del self._in_flight[request.index]
             else:
                 request.give_up(now, "cancelled", detail)
@@ -184,19 +193,20 @@ class Driver:
         """Start one request of the schedule."""
         if not self._offering:
             return
-        parts = self._make_request(launch.planned, launch.identity)
+        target = self._index % len(self._pools)
         request = InFlight(
             index=self._index,
+            target=target,
             user=launch.user,
             planned=launch.planned,
             intended_ns=launch.intended_ns,
-            parts=parts,
+            parts=self._make_request(launch.planned, launch.identity, target),
             ended=self._ended,
-            again=self._pool.retry,
+            again=self._pools[target].retry,
         )
         self._index += 1
         self._in_flight[request.index] = request
-        self._pool.dispatch(request)
+        self._pools[target].dispatch(request)
 
     def _on_sent(self, request: InFlight) -> None:
         assert request.sent_ns is not None
@@ -209,7 +219,7 @@ class Driver:
         self._sent_inside += 1
         if self._sent_inside == self._schedule.workload.requests:
             for other in list(self._in_flight.values()):
-                if self._pool.forget(other):
+                if self._pools[other.target].forget(other):
                     del self._in_flight[other.index]
             self._end_early(request.sent_ns + 1)
 
@@ -218,11 +228,11 @@ class Driver:
         end_ns = request.end_ns
         assert end_ns is not None
         del self._in_flight[request.index]
-        record = request.record(self._zero_ns, self._hide)
+        record = request.record(self._zero_ns, several=len(self._pools) > 1, hide=self._hide)
         self._sink.request(record)
         self._live.ended(record, len(request.reply.stamps))
         if connection is not None:
-            self._pool.release(connection)
+            self._pools[request.target].release(connection)
         if request.failure != "connect":
             self._last_good_ns = end_ns
         not_before_ns = 0
@@ -238,7 +248,8 @@ class Driver:
 
     def _sweep(self) -> None:
         now = time.monotonic_ns()
-        self._pool.sweep(now)
+        for pool in self._pools:
+            pool.sweep(now)
         limits = self._limits
         for request in list(self._in_flight.values()):
             if request.sent_ns is not None:
@@ -248,7 +259,8 @@ class Driver:
             self._end_early(now)
             self._cancel_all("stopped by the user", drop_unsent=True)
         elif self._offering and now - self._last_good_ns > DEAD_NS and self._gone():
-            text = f"no connection for {DEAD_NS / 1e9:g} s: {self._pool.last_detail}"
+            details = {pool.last_detail for pool in self._pools if pool.last_detail}
+            text = f"no connection for {DEAD_NS / 1e9:g} s: {', '.join(sorted(details))}"
             self._tell(RunEvent(now - self._zero_ns, "server_error", text))
             self._notes.append(f"ended early: {text}")
             self._end_early(now)
@@ -261,7 +273,7 @@ class Driver:
 
     def _gone(self) -> bool:
         """True when requests only fail to connect."""
-        return self._pool.failed_connects > 0 and all(
+        return any(pool.failed_connects for pool in self._pools) and all(
             request.sent_ns is None for request in self._in_flight.values()
         )
 

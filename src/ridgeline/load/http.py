@@ -25,11 +25,15 @@ CONNECTING, HANDSHAKE, IDLE, BUSY, CLOSED = range(5)
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where requests go. `address` is resolved beforehand; `tls` is None for plain HTTP."""
+    """Where requests go. `address` is resolved beforehand; `url` is for messages.
+
+    `host` is the name that a certificate must bear; `tls` is None for plain HTTP.
+    """
 
     family: int
     address: tuple[Any, ...]
     host: str
+    url: str
     tls: ssl.SSLContext | None = None
 
 

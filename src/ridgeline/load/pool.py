@@ -26,7 +26,7 @@ class Pool:
         connect_ns: int,
         on_sent: Callable[[InFlight], None],
     ) -> None:
-        self._loop, self._clock, self._site = loop, clock, site
+        self._loop, self._clock, self.site = loop, clock, site
         self._connect_ns = connect_ns
         self._on_sent = on_sent
         self.spare = 0
@@ -51,7 +51,7 @@ class Pool:
     def open(self, count: int) -> None:
         """Begin to open `count` connections."""
         for _ in range(count):
-            connection = Connection(self._loop, self._clock, self._site, self)
+            connection = Connection(self._loop, self._clock, self.site, self)
             self._opening[connection] = time.monotonic_ns() + self._connect_ns
             self._all.add(connection)
             connection.start()

@@ -22,13 +22,14 @@ class InFlight:
 
     __slots__ = (
         "_again", "_ended", "connect_ns", "connection", "detail", "end_ns", "failure", "index",
-        "intended_ns", "kept", "parts", "planned", "reply", "retries", "sent_ns", "user",
+        "intended_ns", "kept", "parts", "planned", "reply", "retries", "sent_ns", "target", "user",
     )  # fmt: skip
 
     def __init__(
         self,
         *,
         index: int,
+        target: int,
         user: int | None,
         planned: PlannedRequest,
         intended_ns: int,
@@ -37,6 +38,7 @@ class InFlight:
         again: Callable[["InFlight"], None],
     ) -> None:
         self.index, self.user, self.planned = index, user, planned
+        self.target = target  # index of its site
         self.intended_ns = intended_ns
         self.parts = parts
         self.connection: Connection | None = None
@@ -110,8 +112,11 @@ class InFlight:
         chunks = len(self.reply.stamps)
         self.give_up(now_ns, failure, f"after {limit_ns / 1e9:g} s and {chunks} chunks")
 
-    def record(self, zero_ns: int, hide: str | None) -> RequestRecord:
-        """The record, with times from the run's zero; `hide` is a secret to keep out of texts."""
+    def record(self, zero_ns: int, *, several: bool, hide: str | None) -> RequestRecord:
+        """The record, with times from the run's zero.
+
+        several: there is more than one site. `hide` is a secret to keep out of texts.
+        """
         reply, usage = self.reply, self.reply.usage
         stamps = np.frombuffer(reply.stamps, dtype=np.int64) - zero_ns
         detail = self.detail
@@ -140,6 +145,7 @@ class InFlight:
             http_status=reply.status,
             connect_ns=self.connect_ns,
             first_answer_ns=since(reply.first_answer_ns),
+            target=self.target if several else None,
             retries=self.retries,
             read_timed=reply.read_timed,
             chunk_ns=stamps,

@@ -1,0 +1,358 @@
+"""A server that runs already: probe it, fit the prompts to its tokenizer, drive it, count."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from ridgeline import __version__
+from ridgeline.domain.errors import BadInput, EndpointError
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.records import MemorySink, RecordSink, RequestRecord, RunEvent, StepTable
+from ridgeline.domain.run import RunFacts, SilentWatch, Source, Watch
+from ridgeline.domain.workload import Arrivals, Lengths, Prompts, Workload
+from ridgeline.engines.base import DrivePlan, Endpoint, Timeouts
+from ridgeline.engines.probe import ServerInfo, api_key_from_environment, auth_headers, probe
+from ridgeline.load.address import Address, parse_address
+from ridgeline.load.driver import Driver, DriveResult, Limits
+from ridgeline.load.http import Site
+from ridgeline.load.openai import RequestForm
+from ridgeline.telemetry.prometheus import (
+    Scrape,
+    counters_between,
+    fetch_metrics,
+    merged,
+    restarted,
+    settled_metrics,
+)
+from ridgeline.workload.prompts import PromptMaker, TokenFit, fit_tokens
+from ridgeline.workload.schedule import PlannedRequest, Schedule
+
+CONNECT_S = 10.0
+PROBE_WORDS = 32  # of the first calibration prompt; the others are sized by what it costs
+PROBE_OUTPUT_TOKENS = 2
+DRIFT_SHARE = 0.01  # a prompt length further from its plan than this is told
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How words become tokens at this server, and what finding out has cost it."""
+
+    fit: TokenFit
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    notes: tuple[str, ...] = ()
+
+
+class HttpEndpoint:
+    """One or several base URLs of one model (replicas, asked in turn); see the Endpoint port.
+
+    model None: the first that the server names. `server` is what the caller knows about it. The
+    API key comes from the environment (RIDGELINE_API_KEY or OPENAI_API_KEY) and is stored nowhere.
+    """
+
+    source: Source = "measured"
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        model: str | None = None,
+        server: Mapping[str, object] | None = None,
+    ) -> None:
+        listed = [urls] if isinstance(urls, str) else list(urls)
+        self._addresses = [parse_address(url) for url in listed]
+        self._model = model
+        self._server = dict(server or {})
+        self._api_key = api_key_from_environment()
+        self._sites: list[Site] = []
+        self._info: ServerInfo | None = None
+        self._fits: dict[str, TokenFit] = {}
+
+    def info(self) -> ServerInfo:
+        """Who answers; asks each address once. Raises EndpointError or BadInput."""
+        if self._info is None:
+            self._sites = [address.site(CONNECT_S) for address in self._addresses]
+            infos = [probe(address, self._model, self._api_key) for address in self._addresses]
+            limits = [i.max_model_len for i in infos if i.max_model_len is not None]
+            first = infos[0]
+            self._info = ServerInfo(
+                first.model, first.served, min(limits, default=None), first.engine, first.version
+            )
+        return self._info
+
+    def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
+        """Offer the plan's traffic; see Endpoint.drive."""
+        info = self.info()
+        sites = self._sites
+        _refuse_too_long(plan.schedule, info, self._addresses[0])
+        before = self._scrape()
+        calibration = self._calibrate(plan, sites[0], info)
+        maker = PromptMaker(plan.schedule.workload, plan.salt, calibration.fit)
+        tally = _Tally(sink)
+        result = self._run(plan, sites, maker, tally, watch)
+        after = settled_metrics(
+            self._scrape, before, tally.ok + calibration.requests, pause=time.sleep
+        )
+        return self._facts(info, calibration, tally, result, (before, after))
+
+    def _scrape(self) -> Scrape | None:
+        headers = auth_headers(self._api_key)
+        return merged([fetch_metrics(a.url, headers=headers) for a in self._addresses])
+
+    # -- sending
+
+    def _run(
+        self,
+        plan: DrivePlan,
+        sites: Sequence[Site],
+        maker: PromptMaker,
+        sink: RecordSink,
+        watch: Watch,
+    ) -> DriveResult:
+        ignore_eos = plan.schedule.workload.outputs.ignore_eos
+        form = RequestForm(plan.endpoint, self.info().model, ignore_eos=ignore_eos)
+        heads = [self._head(address, form.path) for address in self._addresses]
+
+        def make(planned: PlannedRequest, identity: int, target: int) -> list[bytes]:
+            text = maker.encoded(identity, planned.prompt_tokens, planned.prefix_group)
+            body = form.parts(text, planned.output_tokens)
+            return [b"%b%d\r\n\r\n" % (heads[target], sum(map(len, body))), *body]
+
+        return Driver(
+            plan.schedule,
+            sites,
+            make,
+            limits=_limits(plan.timeouts),
+            sink=sink,
+            watch=watch,
+            hide=self._api_key,
+        ).run()
+
+    def _head(self, address: Address, path: str) -> bytes:
+        """A request's head up to the value of Content-Length."""
+        lines = [
+            f"POST {address.path}{path} HTTP/1.1",
+            f"Host: {address.authority}",
+            f"User-Agent: ridgeline/{__version__}",
+            "Accept: text/event-stream",
+            "Content-Type: application/json",
+            *(f"{name}: {value}" for name, value in auth_headers(self._api_key).items()),
+            "Content-Length: ",
+        ]
+        return "\r\n".join(lines).encode("latin-1")
+
+    # -- calibration
+
+    def _calibrate(self, plan: DrivePlan, site: Site, info: ServerInfo) -> Calibration:
+        """Fit tokens to words with up to three short requests, once for each kind of endpoint.
+
+        It is also the proof that streaming works: raises EndpointError with the server's words
+        when it does not.
+        """
+        if plan.endpoint in self._fits:
+            return Calibration(self._fits[plan.endpoint], 0, 0, 0)
+        mean = float(plan.schedule.prompt_tokens.mean())
+        high = float(plan.schedule.prompt_tokens.max())
+        samples: list[tuple[int, int]] = []
+        prompt_tokens = output_tokens = 0
+        words = PROBE_WORDS
+        for tokens in (mean, high, None):
+            record = self._ask_once(plan, site, words, len(samples))
+            output_tokens += record.output_tokens or 0
+            if record.prompt_tokens is None:
+                note = "the server reports no usage: prompt lengths are words, not counted tokens"
+                self._fits[plan.endpoint] = TokenFit()
+                return Calibration(TokenFit(), 1, 0, output_tokens, (note,))
+            prompt_tokens += record.prompt_tokens
+            samples.append((words, record.prompt_tokens))
+            if tokens is None:
+                break
+            words = _next_words(samples, tokens, info.max_model_len)
+        try:
+            fit = fit_tokens(samples)
+        except ValueError as error:
+            raise EndpointError(f"usage is not to be believed: {error}", where=site.url) from None
+        self._fits[plan.endpoint] = fit
+        return Calibration(fit, len(samples), prompt_tokens, output_tokens)
+
+    def _ask_once(self, plan: DrivePlan, site: Site, words: int, number: int) -> RequestRecord:
+        """Send one calibration request; raises EndpointError when it fails."""
+        one = Schedule(
+            Workload(
+                Arrivals(users=1),
+                Prompts(Lengths(words)),
+                outputs=plan.schedule.workload.outputs,
+                duration_s=3600.0,
+                warmup_s=0.0,
+                requests=1,
+                seed=plan.schedule.workload.seed,
+            ),
+            np.array([words], dtype=np.int32),
+            np.array([PROBE_OUTPUT_TOKENS], dtype=np.int32),
+            np.array([-1], dtype=np.int32),
+            users=1,
+            user_start_ns=np.zeros(1, dtype=np.int64),
+        )
+        sink = MemorySink()
+        maker = PromptMaker(one.workload, f"{plan.salt}-calibration-{number}")
+        probe_plan = DrivePlan(one, plan.salt, plan.endpoint, plan.timeouts)
+        self._run(probe_plan, [site] * len(self._addresses), maker, sink, SilentWatch())
+        record = sink.requests[0]
+        # two tokens may well be no text (half a character): the usage is what is asked for here
+        if record.failure in (None, "no_tokens"):
+            return record
+        raise EndpointError(
+            f"a test request failed: {record.failure_detail or record.failure}",
+            where=f"{site.url}/v1/{'chat/' if plan.endpoint == 'chat' else ''}completions",
+            fix=_advice(record, has_key=self._api_key is not None),
+        )
+
+    # -- results
+
+    def _facts(
+        self,
+        info: ServerInfo,
+        calibration: Calibration,
+        tally: "_Tally",
+        result: DriveResult,
+        scrapes: tuple[Scrape | None, Scrape | None],
+    ) -> RunFacts:
+        before, after = scrapes
+        notes = [*calibration.notes, *result.notes]
+        drift = tally.drift
+        if drift is not None and abs(drift) > DRIFT_SHARE:
+            notes.append(f"prompts were {drift:+.1%} off their planned length on average")
+        if before is not None and after is not None and restarted(before, after):
+            notes.append("the server was restarted during the run")
+        server: dict[str, object] = {
+            "urls": [address.url for address in self._addresses],
+            "model": info.model,
+            "served_models": list(info.served),
+            "max_model_len": info.max_model_len,
+            "engine": info.engine,
+            "version": info.version,
+            "prompt_fit": asdict(calibration.fit),
+            "prompt_drift": drift,
+            **self._server,
+        }
+        return RunFacts(
+            source=self.source,
+            window=result.window,
+            client=result.client,
+            counters=counters_between(before, after),
+            server={key: value for key, value in server.items() if value is not None},
+            interrupted=result.interrupted,
+            extra_requests=calibration.requests,
+            extra_prompt_tokens=calibration.prompt_tokens,
+            extra_output_tokens=calibration.output_tokens,
+            notes=tuple(notes),
+        )
+
+
+class EndpointEngine:
+    """The engine that is a URL: starts and stops nothing. See the Engine port."""
+
+    name = "endpoint"
+
+    @contextlib.contextmanager
+    def start(self, configuration: Configuration) -> Iterator[Endpoint]:
+        """The endpoint at `configuration.url`; its model None-like ("") takes the served one."""
+        if configuration.url is None:
+            raise BadInput(
+                "engine endpoint needs the URL of a running server",
+                fix="give one: `ridgeline bench http://HOST:PORT`",
+            )
+        endpoint = HttpEndpoint(configuration.url, model=configuration.model or None)
+        endpoint.info()
+        yield endpoint
+
+
+class _Tally:
+    """Passes records on and adds up how far prompts were from their plan."""
+
+    def __init__(self, sink: RecordSink) -> None:
+        self._sink = sink
+        self.ok = 0
+        self._planned = 0
+        self._counted = 0
+
+    def request(self, record: RequestRecord) -> None:
+        """Take one ended request."""
+        if record.failure is None:
+            self.ok += 1
+            if record.prompt_tokens is not None:
+                self._planned += record.planned_prompt_tokens
+                self._counted += record.prompt_tokens
+        self._sink.request(record)
+
+    def event(self, event: RunEvent) -> None:
+        """Take one event."""
+        self._sink.event(event)
+
+    def steps(self, table: StepTable) -> None:
+        """Take a twin's steps."""
+        self._sink.steps(table)
+
+    @property
+    def drift(self) -> float | None:
+        """Counted prompt tokens over planned ones, minus 1; None without usage."""
+        return self._counted / self._planned - 1 if self._planned else None
+
+
+def _limits(timeouts: Timeouts) -> Limits:
+    def ns(seconds: float | None) -> int | None:
+        return None if seconds is None else round(seconds * 1e9)
+
+    return Limits(
+        connect_ns=round(timeouts.connect_s * 1e9),
+        first_ns=ns(timeouts.first_s),
+        gap_ns=ns(timeouts.gap_s),
+        total_ns=ns(timeouts.total_s),
+        grace_ns=round(timeouts.grace_s * 1e9),
+    )
+
+
+def _refuse_too_long(schedule: Schedule, info: ServerInfo, address: Address) -> None:
+    """Raise BadInput when a drawn request cannot fit into the model's context."""
+    if info.max_model_len is None:
+        return
+    longest = int((schedule.prompt_tokens + schedule.output_tokens).max())
+    if longest > info.max_model_len:
+        raise BadInput(
+            f"prompt and output of up to {longest} tokens do not fit into the server's"
+            f" max_model_len of {info.max_model_len}",
+            where=address.url,
+            fix="ask for shorter ones, or serve with a larger --max-model-len",
+        )
+
+
+def _next_words(samples: list[tuple[int, int]], tokens: float, limit: int | None) -> int:
+    """Words for a calibration prompt of about that many tokens that differs from those before."""
+    per_word = samples[-1][1] / samples[-1][0]  # template included: too high, so never too long
+    wanted = round(tokens / per_word)
+    if limit is not None:
+        wanted = min(wanted, int((limit - PROBE_OUTPUT_TOKENS) * 0.9 / per_word))
+    used = {words for words, _ in samples}
+    wanted = max(wanted, 4)
+    while wanted in used:
+        wanted = wanted * 3 // 4 if wanted > 8 else wanted + 5
+    return wanted
+
+
+def _advice(record: RequestRecord, *, has_key: bool) -> str:
+    """What to do about a failed test request."""
+    if record.http_status in (401, 403):
+        return "the API key is not accepted" if has_key else "set RIDGELINE_API_KEY"
+    if record.http_status == 404:
+        return "try the other --endpoint (chat or completions)"
+    if record.http_status == 429:
+        return "the server limits the rate of requests; wait, or raise its limit"
+    if record.http_status is not None and record.http_status >= 500:
+        return "look into the server's log"
+    if record.failure == "bad_stream":
+        return "is this the base URL of an OpenAI-compatible server that streams?"
+    return "look into the server's log"

@@ -1,0 +1,125 @@
+"""A server's address: the URL as people write it, resolved; and single plain requests to it."""
+
+import http.client
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from ridgeline.domain.errors import BadInput, EndpointError
+from ridgeline.load.http import Site
+
+_ENDINGS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
+_PAGE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A base URL, taken apart. `path` is "" or begins with "/" and ends before /v1."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def url(self) -> str:
+        """The base URL without /v1."""
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+    @property
+    def authority(self) -> str:
+        """What goes into the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        default = 443 if self.scheme == "https" else 80
+        return host if self.port == default else f"{host}:{self.port}"
+
+    def tls(self) -> ssl.SSLContext | None:
+        """A verifying context for https, None for http."""
+        return ssl.create_default_context() if self.scheme == "https" else None
+
+    def site(self, timeout_s: float) -> Site:
+        """Resolve the name and find an address that takes a connection.
+
+        Raises EndpointError with the reason of the last address tried.
+        """
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise EndpointError(
+                f"the host name cannot be resolved ({error.strerror or error})",
+                where=self.url,
+                fix="check the address",
+            ) from None
+        reason = "no address"
+        for family, kind, _, _, address in found:
+            with socket.socket(family, kind) as probe:
+                probe.settimeout(timeout_s)
+                try:
+                    probe.connect(address)
+                except TimeoutError:
+                    reason = f"no connection within {timeout_s:g} s"
+                except OSError as error:
+                    reason = os.strerror(error.errno).lower() if error.errno else str(error)
+                else:
+                    return Site(family, address, self.host, self.url, self.tls())
+        raise EndpointError(
+            f"cannot be reached ({reason})",
+            where=self.url,
+            fix="is the server running, and is this its address?",
+        )
+
+    def get(
+        self, path: str, headers: Mapping[str, str], timeout_s: float
+    ) -> tuple[int, str, bytes]:
+        """GET base + path; (status, content type, body up to 4 MiB). Raises EndpointError."""
+        connection: http.client.HTTPConnection
+        if self.scheme == "https":
+            connection = http.client.HTTPSConnection(
+                self.host, self.port, timeout=timeout_s, context=self.tls()
+            )
+        else:
+            connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        try:
+            connection.request("GET", self.path + path, headers=dict(headers))
+            reply = connection.getresponse()
+            return reply.status, reply.headers.get_content_type(), reply.read(_PAGE_BYTES)
+        except TimeoutError:
+            text, fix = f"GET {path} got no answer within {timeout_s:g} s", "is the server ready?"
+        except ssl.SSLError as error:
+            text, fix = f"TLS failed ({error.reason or error})", "check the scheme and certificate"
+        except (OSError, http.client.HTTPException) as error:
+            text, fix = f"GET {path} failed ({str(error) or type(error).__name__})", "is it HTTP?"
+        finally:
+            connection.close()
+        raise EndpointError(text, where=self.url, fix=fix)
+
+
+def parse_address(text: str) -> Address:
+    """Read a URL, with or without scheme and /v1; raises BadInput that says what is wrong."""
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    if parts.scheme not in ("http", "https"):
+        raise BadInput(f"{parts.scheme!r} is not http or https", where=text, fix="give a base URL")
+    if parts.username is not None or parts.password is not None:
+        raise BadInput(
+            "a URL with a user name or password would end up in stored results",
+            where=f"{parts.scheme}://...@{parts.hostname}",
+            fix="give the key in RIDGELINE_API_KEY",
+        )
+    try:
+        port = parts.port
+    except ValueError:
+        raise BadInput("the port is not a number from 0 to 65535", where=text) from None
+    if not parts.hostname:
+        raise BadInput("no host name", where=repr(text), fix="give it as http://HOST:PORT")
+    if parts.query or parts.fragment:
+        raise BadInput("a base URL has no query", where=text, fix="give it as http://HOST:PORT")
+    path = parts.path.rstrip("/")
+    for ending in _ENDINGS:
+        if path.endswith(ending):
+            path = path.removesuffix(ending)
+            break
+    default = 443 if parts.scheme == "https" else 80
+    return Address(parts.scheme, parts.hostname, port or default, path)

@@ -1,0 +1,217 @@
+"""A server's /metrics page: one reading of it, and the difference of two.
+
+A metric that is not on the page is None ("absent in this version"), never 0. Several series of
+one name (one per engine of a data-parallel server) are summed.
+"""
+
+import http.client
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from ridgeline.domain.run import ServerCounters
+
+# Names that vLLM gave up, with the ones that took their place (vLLM's metrics documentation and
+# release notes). Read only where the new name is absent.
+OLD_NAMES: Mapping[str, tuple[str, ...]] = {
+    "vllm:kv_cache_usage_perc": ("vllm:gpu_cache_usage_perc",),
+    "vllm:prefix_cache_queries_total": ("vllm:gpu_prefix_cache_queries_total",),
+    "vllm:prefix_cache_hits_total": ("vllm:gpu_prefix_cache_hits_total",),
+    # one sample per output event, under both names
+    "vllm:inter_token_latency_seconds_sum": ("vllm:time_per_output_token_seconds_sum",),
+    "vllm:inter_token_latency_seconds_count": ("vllm:time_per_output_token_seconds_count",),
+    "vllm:request_queue_time_seconds_sum": ("vllm:time_in_queue_requests_sum",),
+    "vllm:request_queue_time_seconds_count": ("vllm:time_in_queue_requests_count",),
+    "vllm:cache_config_info": ("vllm:cache_config",),
+}
+
+REQUESTS = "vllm:request_success_total"
+PROMPT_TOKENS = "vllm:prompt_tokens_total"
+GENERATION_TOKENS = "vllm:generation_tokens_total"
+CACHE_QUERIES = "vllm:prefix_cache_queries_total"
+CACHE_HITS = "vllm:prefix_cache_hits_total"
+PREEMPTIONS = "vllm:num_preemptions_total"
+TTFT_SUM = "vllm:time_to_first_token_seconds_sum"
+TTFT_COUNT = "vllm:time_to_first_token_seconds_count"
+COUNTERS = (
+    REQUESTS, PROMPT_TOKENS, GENERATION_TOKENS, CACHE_QUERIES, CACHE_HITS, PREEMPTIONS,
+    TTFT_SUM, TTFT_COUNT,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One sample of a page: its labels and value."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One reading of /metrics: wire name (with _total, _sum, ...) -> its series."""
+
+    samples: Mapping[str, tuple[Series, ...]]
+
+    def series(self, name: str) -> tuple[Series, ...]:
+        """Every series of a metric under its name or an older one; empty when absent."""
+        for alias in (name, *OLD_NAMES.get(name, ())):
+            if alias in self.samples:
+                return self.samples[alias]
+        return ()
+
+    def total(self, name: str) -> float | None:
+        """The sum over all series, None when the server does not export the metric."""
+        found = self.series(name)
+        return sum(s.value for s in found) if found else None
+
+    def alias_used(self, name: str) -> str | None:
+        """The older name under which the metric was found, None when under its own or not."""
+        if name in self.samples:
+            return None
+        return next((old for old in OLD_NAMES.get(name, ()) if old in self.samples), None)
+
+
+def parse_metrics(text: str) -> Scrape:
+    """Read the Prometheus text format; raises ValueError when the text is something else."""
+    from prometheus_client.parser import (  # noqa: PLC0415 (slow to import)
+        text_string_to_metric_families,
+    )
+
+    samples: dict[str, list[Series]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append(Series(sample.labels, float(sample.value)))
+    return Scrape({name: tuple(found) for name, found in samples.items()})
+
+
+def fetch_metrics(
+    base_url: str, *, timeout_s: float = 5.0, headers: Mapping[str, str] | None = None
+) -> Scrape | None:
+    """Read `base_url`/metrics; None when there is no such page or it cannot be had or read.
+
+    `base_url` is scheme://host[:port], with an optional path before /metrics.
+    """
+    parts = urlsplit(base_url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+    try:
+        connection.request("GET", parts.path.rstrip("/") + "/metrics", headers=dict(headers or {}))
+        reply = connection.getresponse()
+        if reply.status != 200:
+            return None
+        return parse_metrics(reply.read().decode("utf-8"))
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+
+
+def merged(scrapes: Sequence[Scrape | None]) -> Scrape | None:
+    """One reading of several servers: a label `target` keeps their series apart.
+
+    None when one could not be read, because sums would then be too small.
+    """
+    samples: dict[str, list[Series]] = {}
+    for target, scrape in enumerate(scrapes):
+        if scrape is None:
+            return None
+        for name, found in scrape.samples.items():
+            samples.setdefault(name, []).extend(
+                Series({**series.labels, "target": str(target)}, series.value) for series in found
+            )
+    return Scrape({name: tuple(found) for name, found in samples.items()})
+
+
+def settled_metrics(
+    fetch: Callable[[], Scrape | None],
+    before: Scrape | None,
+    requests: int,
+    *,
+    pause: Callable[[float], None],
+    tries: int = 20,
+) -> Scrape | None:
+    """Read until the server has counted `requests` more successes than `before`, or stands still.
+
+    A server counts a request just after its last byte, so the first reading can be too early.
+    `pause(seconds)` waits between readings; at most `tries` of them, 0.1 s apart.
+    """
+    base = (before.total(REQUESTS) if before is not None else None) or 0.0
+    last = fetch()
+    still = 0
+    for _ in range(tries):
+        if last is None or still >= 5 or (last.total(REQUESTS) or 0.0) - base >= requests:
+            break
+        pause(0.1)
+        now = fetch()
+        unchanged = now is not None and all(now.total(n) == last.total(n) for n in COUNTERS)
+        still = still + 1 if unchanged else 0
+        last = now
+    return last
+
+
+def difference(before: Scrape, after: Scrape, name: str) -> float | None:
+    """How much a counter grew, summed over its series; None when `after` lacks it.
+
+    A series that is smaller than before was restarted: all that it shows is new then. A series
+    that `before` did not have began at 0.
+    """
+    old = {_key(s): s.value for s in before.series(name)}
+    found = after.series(name)
+    if not found:
+        return None
+    grown = 0.0
+    for series in found:
+        was = old.get(_key(series), 0.0)
+        grown += series.value - was if series.value >= was else series.value
+    return grown
+
+
+def restarted(before: Scrape, after: Scrape) -> bool:
+    """True when a counter fell: the server was started anew between the two readings."""
+    return any(
+        series.value < old
+        for name in COUNTERS
+        for series in after.series(name)
+        if (old := {_key(s): s.value for s in before.series(name)}.get(_key(series))) is not None
+    )
+
+
+def counters_between(before: Scrape | None, after: Scrape | None) -> ServerCounters | None:
+    """The growth of the counters that a run is held against; None without two readings."""
+    if before is None or after is None:
+        return None
+    sums = {name: difference(before, after, name) for name in COUNTERS}
+    count, total = sums[TTFT_COUNT], sums[TTFT_SUM]
+    return ServerCounters(
+        requests_ok=_successes(before, after),
+        prompt_tokens=sums[PROMPT_TOKENS],
+        generation_tokens=sums[GENERATION_TOKENS],
+        prefix_cache_queries=sums[CACHE_QUERIES],
+        prefix_cache_hits=sums[CACHE_HITS],
+        preemptions=sums[PREEMPTIONS],
+        ttft_mean_s=total / count if count and total is not None else None,
+    )
+
+
+def _successes(before: Scrape, after: Scrape) -> float | None:
+    """Requests that ended well: by finish reason, without those aborted or failed."""
+
+    def good(scrape: Scrape) -> Scrape:
+        return Scrape(
+            {
+                REQUESTS: tuple(
+                    s
+                    for s in scrape.series(REQUESTS)
+                    if s.labels.get("finished_reason") not in ("abort", "error")
+                )
+            }
+        )
+
+    if not after.series(REQUESTS):
+        return None
+    return difference(good(before), good(after), REQUESTS) or 0.0
+
+
+def _key(series: Series) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(series.labels.items()))
