@@ -59,6 +59,7 @@ class Stream:
             "request_prefill_time_seconds": self.first_ns - scheduled,
             "request_decode_time_seconds": self.last_ns - self.first_ns,
         }
+        metrics.prompt_tokens_cached += self.times.cached_tokens or 0
         histograms = metrics.histograms
         for name, nanos in seconds.items():
             histograms[name].observe(max(0, nanos) / 1e9)
