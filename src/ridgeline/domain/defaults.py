@@ -34,6 +34,7 @@ NOT_MODELLED: Mapping[str, str] = {
     "max_num_queued_reqs": "load shedding",
     "max_num_queued_tokens": "load shedding",
 }
+NEUTRAL = {"pipeline_parallel_size": 1, "prefill_schedule_interval": 1}  # the same as not given
 ONLY_FROM_033 = (
     "max_num_active_seqs", "watermark", "prefill_schedule_interval",
     "max_num_queued_reqs", "max_num_queued_tokens",
@@ -170,7 +171,7 @@ def _refuse_unmodelled(knobs: Knobs, release: str) -> None:
         if name in given and release == "0.21":
             raise BadInput(f"{name} does not exist in release 0.21", where=name)
     for name, what in NOT_MODELLED.items():
-        if given.get(name) not in (None, 1, False):
+        if name in given and given[name] is not False and given[name] != NEUTRAL.get(name):
             raise BadInput(f"the twin does not model {what}", where=name, fix="leave it out")
     if given.get("scheduling_policy", "fcfs") != "fcfs":
         raise BadInput("the twin models the fcfs policy only", where="scheduling_policy")
