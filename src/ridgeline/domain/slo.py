@@ -1,5 +1,6 @@
-"""Latency targets: parsing their names, nothing else. Judging them is in `metrics.py`."""
+"""Latency targets: parsing their names, nothing else. Judging them is in `attainment.py`."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ def slo_from_mapping(values: Mapping[str, float], where: str | None = None) -> S
             raise BadInput(f"unknown SLO key {key!r}{nearest(key, SLO_KEYS)}", where=where)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise BadInput(f"{key} must be a number >= 0, not {value!r}", where=where)
+        if math.isinf(value):
+            raise BadInput(f"{key} must be finite", where=where, fix="leave it out for no limit")
         if key in SHARE_KEYS and value > 1:
             raise BadInput(f"{key} is a share between 0 and 1, not {value:g}", where=where)
         limits.append(Limit(key, float(value)))
@@ -69,6 +72,8 @@ def parse_slo(text: str) -> Slo:
         match = re.fullmatch(r"([a-z0-9_]+)\s*=\s*(\S+)", part)
         if match is None:
             raise BadInput(f"{part!r} is not KEY=NUMBER", where="--slo")
+        if match[1] in values:
+            raise BadInput(f"{match[1]} is given twice", where="--slo")
         try:
             values[match[1]] = float(match[2])
         except ValueError:

@@ -1,0 +1,157 @@
+"""Intervals must cover the truth as often as they say, on runs whose requests share steps."""
+
+import numpy as np
+import pytest
+
+from ridgeline.domain.intervals import (
+    MOST_BLOCKS,
+    blocks,
+    latency_intervals,
+    rate_interval,
+    share_interval,
+    student_t,
+)
+from ridgeline.domain.percentile import percentiles
+from ridgeline.domain.run import Window
+
+S = 1_000_000_000
+WINDOW = Window(10 * S, 70 * S)
+
+
+def shared_run(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """60 s in which all 100 gaps of a second share that second's pace, as streams of a replica do.
+
+    ln(gap) = ln(5 ms) + pace + own, pace ~ N(0, 0.2), own ~ N(0, 0.1).
+    """
+    pace = rng.normal(0, 0.2, 60)
+    values = 0.005 * np.exp(np.repeat(pace, 100) + rng.normal(0, 0.1, 6000))
+    at = WINDOW.start_ns + (np.arange(6000) * S) // 100
+    return values, at
+
+
+TRUE_P95 = 0.005 * np.exp(1.6449 * np.sqrt(0.2**2 + 0.1**2))
+TRUE_MEAN = 0.005 * np.exp((0.2**2 + 0.1**2) / 2)
+
+
+def test_block_intervals_cover_the_truth_where_pooled_order_statistics_do_not() -> None:
+    hits_p95 = hits_mean = hits_pooled = 0
+    draws = 200
+    for seed in range(draws):
+        rng = np.random.default_rng(seed)
+        values, at = shared_run(rng)
+        cut = blocks(WINDOW, 2.0)
+        found = latency_intervals(values, at, percentiles(values), cut)
+        p95, mean = found["p95"], found["mean"]
+        assert p95.low is not None
+        assert p95.high is not None
+        assert mean.low is not None
+        assert mean.high is not None
+        hits_p95 += p95.low <= TRUE_P95 <= p95.high
+        hits_mean += mean.low <= TRUE_MEAN <= mean.high
+        half = 1.96 * np.sqrt(6000 * 0.95 * 0.05)
+        pooled = np.sort(values)[[int(5700 - half), int(5700 + half)]]
+        hits_pooled += pooled[0] <= TRUE_P95 <= pooled[1]
+    assert 0.90 <= hits_p95 / draws <= 0.99
+    assert 0.90 <= hits_mean / draws <= 0.99
+    assert hits_pooled / draws < 0.5
+
+
+def test_few_blocks_widen_the_interval() -> None:
+    hits, draws = 0, 300
+    for seed in range(draws):
+        values, at = shared_run(np.random.default_rng(1000 + seed))
+        found = latency_intervals(values, at, percentiles(values), blocks(WINDOW, 10.0))["mean"]
+        assert found.low is not None
+        assert found.high is not None
+        hits += found.low <= TRUE_MEAN <= found.high
+    assert 0.90 <= hits / draws <= 0.995
+
+
+def test_rates_cover_too() -> None:
+    hits, draws = 0, 300
+    for seed in range(draws):
+        rng = np.random.default_rng(seed)
+        per_second = 100 * np.exp(rng.normal(0, 0.2, 60))
+        cut = blocks(WINDOW, 2.0)
+        found = rate_interval(per_second.reshape(30, 2).sum(axis=1), 60, cut)
+        assert found.low is not None
+        assert found.high is not None
+        hits += found.low <= 100 * np.exp(0.02) <= found.high
+    assert 0.90 <= hits / draws <= 0.99
+
+
+@pytest.mark.parametrize(
+    ("residence_s", "count"), [(0.1, MOST_BLOCKS), (2.0, 30), (2.1, 28), (12.0, 5), (12.1, 4)]
+)
+def test_blocks_are_longer_than_a_request_stays(residence_s: float, count: int) -> None:
+    cut = blocks(WINDOW, residence_s)
+    assert cut.count == count
+    assert (cut.reason is None) == (count >= 5)
+
+
+def test_too_few_blocks_are_a_reason_not_an_interval() -> None:
+    values, at = shared_run(np.random.default_rng(0))
+    cut = blocks(WINDOW, 25.0)
+    found = latency_intervals(values, at, percentiles(values), cut)
+    assert found["p95"].low is None
+    assert found["p95"].reason == (
+        "the window of 60 s has 2 blocks longer than a request's residence (25 s),"
+        " an interval needs 5"
+    )
+    assert rate_interval(np.ones(2), 2, cut).reason == cut.reason
+    assert blocks(WINDOW, None).reason == "no request to take a residence time from"
+
+
+def test_block_of_a_time() -> None:
+    cut = blocks(WINDOW, 6.0)
+    times = np.array([10 * S, 16 * S - 1, 16 * S, 70 * S - 1])
+    assert cut.of(times).tolist() == [0, 0, 1, 9]
+
+
+def test_a_constant_has_a_narrow_interval_around_it() -> None:
+    at = np.linspace(10 * S, 70 * S - 1, 1000)
+    values = np.full(1000, 0.0123)
+    found = latency_intervals(values, at, percentiles(values), blocks(WINDOW, 2.0))
+    for key in ("mean", "p50", "p95", "p99"):
+        low, high = found[key].low, found[key].high
+        assert low is not None
+        assert high is not None
+        assert low <= 0.0123 + 1e-12
+        assert high >= 0.0123 - 1e-12
+        assert high / low < 1.01
+
+
+def test_an_unsupported_percentile_has_its_reason() -> None:
+    at = np.linspace(10 * S, 70 * S - 1, 60)
+    values = np.full(60, 0.1)
+    found = latency_intervals(values, at, percentiles(values), blocks(WINDOW, 2.0))
+    assert found["p95"].reason == "n too small: 60 of the 100 values that a p95 needs"
+    assert found["p50"].low is not None
+
+
+def test_no_failure_is_not_a_certain_zero() -> None:
+    """0 of 1000 failures: at most 0.368 % (exact binomial, two-sided 95 %)."""
+    at = np.linspace(10 * S, 70 * S - 1, 1000)
+    found = share_interval(np.zeros(1000), at, blocks(WINDOW, 2.0))
+    assert (found.low, found.high) == (0.0, pytest.approx(0.003682, abs=1e-6))
+    found = share_interval(np.ones(1000), at, blocks(WINDOW, 2.0))
+    assert (found.low, found.high) == (pytest.approx(1 - 0.003682, abs=1e-6), 1.0)
+
+
+def test_failures_in_one_burst_are_less_certain_than_scattered_ones() -> None:
+    at = np.linspace(10 * S, 70 * S - 1, 3000)
+    burst, scattered = np.zeros(3000), np.zeros(3000)
+    burst[1000:1100] = 1
+    scattered[::30] = 1
+    cut = blocks(WINDOW, 2.0)
+    wide, narrow = share_interval(burst, at, cut), share_interval(scattered, at, cut)
+    assert wide.high is not None
+    assert narrow.high is not None
+    assert wide.high - 1 / 30 > 3 * (narrow.high - 1 / 30)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "table"), [(4, 2.7764), (9, 2.2622), (29, 2.0452), (1000, 1.9623)]
+)
+def test_student_t_against_the_table(degrees: int, table: float) -> None:
+    assert student_t(degrees) == pytest.approx(table, rel=0.003)
