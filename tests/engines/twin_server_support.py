@@ -97,9 +97,12 @@ def running(folder: Path, *arguments: str) -> Iterator[Server]:
     )
     assert process.stderr is not None
     try:
-        line = process.stderr.readline()
-        words = [word for word in line.split() if word.startswith("http://")]
-        assert words, f"no URL in {line + process.stderr.read()!r}"
+        said, words = "", []
+        while not words:
+            line = process.stderr.readline()
+            said += line
+            assert line, f"no URL in {said!r}"
+            words = [word for word in line.split() if word.startswith("http://")]
         yield Server(process, words[0], log)
     finally:
         if process.poll() is None:
@@ -163,11 +166,14 @@ class Crowd:
     """Many raw streams at once, read by one poll loop."""
 
     sockets: list[socket.socket] = field(default_factory=list)
+    sending_ns: list[tuple[int, int]] = field(default_factory=list)  # before and after each send
 
     def start(self, address: tuple[str, int], requests: Sequence[bytes], pause_s: float) -> None:
         self.sockets = [socket.create_connection(address) for _ in requests]
         for sock, data in zip(self.sockets, requests, strict=True):
+            before = time.monotonic_ns()
             sock.sendall(data)
+            self.sending_ns.append((before, time.monotonic_ns()))
             if pause_s:
                 time.sleep(pause_s)
 

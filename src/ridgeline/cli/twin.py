@@ -49,6 +49,13 @@ def twin(
             help="Write when each token was planned and sent: JSON lines, monotonic ns.",
         ),
     ] = None,
+    realtime: Annotated[
+        bool,
+        typer.Option(
+            "--realtime",
+            help="Ask for real-time scheduling, so that a busy machine does not delay tokens.",
+        ),
+    ] = False,
 ) -> int:
     """Serve the digital twin as an OpenAI-compatible server, in real time.
 
@@ -85,12 +92,14 @@ def twin(
         server = launch.twin_server(listen, spec, model=model)
         what = f"{spec.configuration.model} on {spec.configuration.gpu}, experiment {spec.name}"
 
-    def ready(url: str) -> None:
+    def ready(url: str, refused: str | None) -> None:
+        if refused is not None:
+            say(f"ridgeline: no real-time scheduling ({refused}); tokens may be late on a busy CPU")
         if host not in LOOPBACK:
             say(f"ridgeline: {host} can be reached from other machines; the twin asks for no key")
         say(f"ridgeline twin: serving {url} ({what}); Ctrl-C ends it")
 
-    return serve_until_signal(server, ready)
+    return serve_until_signal(server, ready, real_time=realtime)
 
 
 def _fixed(ttft_ms: float | None, itl_ms: float | None) -> tuple[int, int] | None:

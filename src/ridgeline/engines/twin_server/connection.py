@@ -203,14 +203,24 @@ def _arrival_ns(extra: list[tuple[int, int, bytes]]) -> int:
 
     Kernel stamps are on the realtime clock; the difference of the two clocks is taken at the read.
     """
-    now = time.monotonic_ns()
+    now, realtime = _clocks()
     for level, kind, data in extra:
         if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) >= 16:
             seconds, nanos = struct.unpack_from("qq", data)
-            age: int = time.time_ns() - (seconds * 1_000_000_000 + nanos)
+            age: int = realtime - (seconds * 1_000_000_000 + nanos)
             if 0 <= age < _MAX_STAMP_AGE_NS:
                 return now - age
     return now
+
+
+def _clocks() -> tuple[int, int]:
+    """Monotonic and realtime ns of one moment; read again when something came in between."""
+    for _ in range(4):
+        before = time.monotonic_ns()
+        realtime = time.time_ns()
+        if time.monotonic_ns() - before < 20_000:
+            break
+    return before, realtime
 
 
 def response(
