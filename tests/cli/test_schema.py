@@ -1,0 +1,98 @@
+"""The published schemas accept what is really written, and nothing that is not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from ridgeline.cli.main import run
+from ridgeline.domain.knobs import Configuration, Knobs
+from ridgeline.domain.metrics import summarise
+from ridgeline.domain.records import MemorySink, RequestRecord, records_from_requests
+from ridgeline.domain.run import ClientCheck, RunFacts, SilentWatch, Window
+from ridgeline.domain.slo import parse_slo
+from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
+from ridgeline.engines.base import DrivePlan
+from ridgeline.engines.twin import TwinEngine
+from ridgeline.workload.schedule import draw_schedule
+from ridgeline.workload.schemas import KINDS, schema_of
+
+STUDIES = Path(__file__).parents[2] / "studies"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert run(["schema", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def checker(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_schema_is_a_valid_schema(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    checker(printed(capsys, "--of", kind))
+
+
+def test_the_study_schema_is_the_default_and_fits_the_bundled_studies(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check = checker(printed(capsys))
+    files = list(STUDIES.glob("*.yaml"))
+    assert files
+    for path in files:
+        check.validate(yaml.safe_load(path.read_text()))
+
+
+def test_an_unknown_kind_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["schema", "--of", "sumary"]) == 2
+    assert "did you mean 'summary'" in capsys.readouterr().err
+
+
+def test_it_can_be_written_to_a_file(tmp_path: Path) -> None:
+    assert run(["schema", "--out", str(tmp_path / "s.json")]) == 0
+    checker(json.loads((tmp_path / "s.json").read_text()))
+
+
+def test_a_twins_summary_fits() -> None:
+    workload = Workload(
+        Arrivals(users=8), Prompts(Lengths(32, 0.5)), Outputs(Lengths(16, 0.5)),
+        duration_s=3, warmup_s=1,
+    )  # fmt: skip
+    configuration = Configuration("Qwen/Qwen3-4B", Knobs(max_num_seqs=4), gpu="H100-SXM")
+    sink = MemorySink()
+    with TwinEngine().start(configuration) as endpoint:
+        facts = endpoint.drive(DrivePlan(draw_schedule(workload), "x"), sink, SilentWatch())
+    summary = summarise(
+        sink.records(), facts.window, facts=facts, configuration=configuration,
+        slo=parse_slo("ttft_p95_ms=2000,error_rate=0.1"),
+    )  # fmt: skip
+    body = json.loads(json.dumps(summary.to_json(), allow_nan=False))
+    assert body["source"] == "twin"
+    assert body["steps"]
+    checker(schema_of("summary")).validate(body)
+
+
+def test_a_summary_of_failures_fits_and_a_wrong_one_does_not() -> None:
+    window = Window(0, 10**9)
+    lost = [
+        RequestRecord(i, None, 0, 0, None, None, 5, 1, 1, failure="timeout_first")
+        for i in range(200)
+    ]
+    summary = summarise(
+        records_from_requests(lost), window,
+        facts=RunFacts("measured", window, ClientCheck("kernel")),
+        configuration=Configuration("m", Knobs()), slo=parse_slo("ttft_p95_ms=20"),
+    )  # fmt: skip
+    body = json.loads(json.dumps(summary.to_json(), allow_nan=False))
+    assert body["failures_as_infinite"]["ttft_s"]["p95"] == "infinite"
+    assert body["slo"][0]["met"] is False
+    check = checker(schema_of("summary"))
+    check.validate(body)
+    assert not check.is_valid(body | {"window_s": "long"})
+    assert not check.is_valid(body | {"surprise": 1})
+    assert not check.is_valid({k: v for k, v in body.items() if k != "ttft_s"})
