@@ -187,8 +187,9 @@ class Scheduler:
             if request not in self.running or request.ending:
                 continue
             if left == 0:
-                if request.decoding:
-                    self._postpone(request)
+                # A chunk grows only where it was cut by the budget, and then it was the last of
+                # the list: whoever decodes behind it was admitted into what it left.
+                assert not request.decoding, "a decoder without budget"
                 continue
             if request.decoding:
                 computed = request.base_computed + step - request.base_step
@@ -373,13 +374,6 @@ class Scheduler:
         self._settle(request)
         request.computed += 1
         request.produced += 1
-
-    def _postpone(self, request: Request) -> None:
-        """No token in this step: the stretch ends and a new one begins with the next step."""
-        request.close_run(self.step)
-        self._settle(request)
-        self._join(request, self.step + 1)
-        request.run_first = self.step + 1
 
     def _trace_decoders(self, decision: Decision) -> None:
         assert decision.trace is not None
