@@ -29,6 +29,13 @@ from ridgeline.engines.twin_server.metrics import ServerMetrics
 from ridgeline.engines.twin_server.pacer import Pacer
 from ridgeline.engines.twin_server.poller import READ, WRITE, make_poller
 from ridgeline.engines.twin_server.protocol import ApiError, Ask, Reply, Served
+from ridgeline.engines.twin_server.routes import (
+    CHAT,
+    COMPLETIONS,
+    METHODS,
+    check_route,
+    counted_as,
+)
 from ridgeline.engines.twin_server.stream import Stream
 
 BACKLOG = 4096
@@ -37,18 +44,6 @@ BACKLOG = 4096
 _SETTLE_GAP_NS = 300_000
 _UNSETTLED = 10_000
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_ROUTES = {
-    "/v1/chat/completions": "POST",
-    "/v1/completions": "POST",
-    "/tokenize": "POST",
-    "/v1/models": "GET",
-    "/metrics": "GET",
-    "/health": "GET",
-    "/version": "GET",
-    "/ping": "GET",
-}
-# As in vLLM, these are not counted in http_requests_total.
-_NOT_COUNTED = {"/metrics", "/health", "/version", "/ping"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +268,7 @@ class TwinServer:
             allow = None
         except ApiError as error:
             status, body, kind = error.status, error.body(), "application/json"
-            allow = _ROUTES.get(request.path) if status == 405 else None
+            allow = METHODS.get(request.path) if status == 405 else None
         if status == 0:  # a generation was started
             return
         self._count_http(request, status)
@@ -292,18 +287,10 @@ class TwinServer:
 
     def _reply_to(self, connection: Connection, request: HttpRequest) -> tuple[int, bytes, str]:
         """Status, body and content type; status 0 when a generation was started instead."""
-        if request.refused is not None:
-            raise ApiError(request.refused, "the request is not HTTP that this server takes")
-        method = _ROUTES.get(request.path)
-        if method is None:
-            raise ApiError(404, f"no such path: {request.path}")
-        if request.method != method and not (method == "GET" and request.method == "HEAD"):
-            raise ApiError(405, f"{request.path} takes {method}")
+        check_route(request)
         json_type = "application/json"
-        if request.path in ("/v1/chat/completions", "/v1/completions"):
-            ask = protocol.parse_ask(
-                request.body, self._served, chat=request.path == "/v1/chat/completions"
-            )
+        if request.path in (CHAT, COMPLETIONS):
+            ask = protocol.parse_ask(request.body, self._served, chat=request.path == CHAT)
             self._start(connection, request, ask)
             return 0, b"", json_type
         if request.path == "/v1/models":
@@ -323,9 +310,8 @@ class TwinServer:
         return 200, b"", json_type  # /health and /ping
 
     def _count_http(self, request: HttpRequest, status: int) -> None:
-        if request.path not in _NOT_COUNTED:
-            # A path that is not served is counted without its name: names could be endless.
-            handler = request.path if request.path in _ROUTES else "none"
+        handler = counted_as(request.path)
+        if handler is not None:
             self.metrics.http_done(handler, request.method, status)
 
     def _start(self, connection: Connection, request: HttpRequest, ask: Ask) -> None:
