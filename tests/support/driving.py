@@ -94,6 +94,18 @@ class Outcome:
     def records(self) -> list[RequestRecord]:
         return sorted(self.sink.requests, key=lambda r: r.index)
 
+    def of_identity(self, users: int | None) -> dict[int, RequestRecord]:
+        """The records by the identity that their requests carried in X-Identity."""
+        if users is None:
+            return {r.index: r for r in self.records}
+        turns = dict.fromkeys(range(users), 0)
+        found = {}
+        for record in self.records:
+            assert record.user is not None
+            found[record.user + turns[record.user] * users] = record
+            turns[record.user] += 1
+        return found
+
 
 def drive(
     url: str,
@@ -107,18 +119,18 @@ def drive(
     """Drive a URL on loopback; limits in seconds by name, as in `Timeouts`."""
     parts = urlsplit(url)
     if site is None:
-        site = Site(socket.AF_INET, ("127.0.0.1", parts.port), "127.0.0.1")
+        site = Site(socket.AF_INET, ("127.0.0.1", parts.port), "127.0.0.1", url)
     form = RequestForm(endpoint, "mock")
     maker = PromptMaker(schedule.workload, "salt")
 
-    def make(planned: PlannedRequest, identity: int) -> list[bytes]:
+    def make(planned: PlannedRequest, identity: int, _: int) -> list[bytes]:
         body = form.parts(
             maker.encoded(identity, planned.prompt_tokens, planned.prefix_group),
             planned.output_tokens,
         )
         length = sum(map(len, body))
-        head = f"POST {form.path} HTTP/1.1\r\nHost: mock\r\nContent-Length: {length}\r\n\r\n"
-        return [head.encode(), *body]
+        head = f"POST {form.path} HTTP/1.1\r\nHost: mock\r\nX-Identity: {identity}\r\n"
+        return [f"{head}Content-Length: {length}\r\n\r\n".encode(), *body]
 
     limits = replace(
         LIMITS,
@@ -128,7 +140,5 @@ def drive(
         },
     )
     sink = MemorySink()
-    driver = Driver(
-        schedule, site, make, limits=limits, sink=sink, watch=watch or SilentWatch()
-    )
+    driver = Driver(schedule, [site], make, limits=limits, sink=sink, watch=watch or SilentWatch())
     return Outcome(driver.run(), sink)

@@ -53,6 +53,11 @@ class Served:
     def json(self) -> Any:
         return json.loads(self.body)
 
+    @property
+    def identity(self) -> int:
+        """What `driving.drive` put into the X-Identity header."""
+        return int(self.head.split(b"X-Identity: ")[1].split(b"\r\n")[0])
+
 
 # -- bytes of replies
 
@@ -377,6 +382,12 @@ class MockServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Close everything; a second call does nothing."""
+        if not self._thread.is_alive():
+            return
         os.write(self._stop[1], b"x")
         self._thread.join()
         self._listener.close()

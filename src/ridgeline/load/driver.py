@@ -43,8 +43,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class DriveResult:
-    """What a drive leaves besides its records. Times in ns from the run's zero."""
+    """What a drive leaves besides its records. Times in ns from the run's zero.
 
+    zero_ns: the run's zero on the monotonic clock.
+    """
+
+    zero_ns: int
     window: Window
     client: ClientCheck
     interrupted: bool
@@ -111,6 +115,7 @@ class Driver:
                 " chunks near a step carry the time of their read"
             )
         return DriveResult(
+            self._zero_ns,
             Window(self._start_ns, self._end_ns),
             self._check.result(sum(pool.peak for pool in self._pools)),
             self._interrupted,

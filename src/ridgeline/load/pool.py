@@ -100,10 +100,11 @@ class Pool:
             self._all.discard(connection)
         elif not self._waiting:
             self._idle.append(connection)
-        elif self._send(connection, self._waiting[0], kept=connection.served > 0):
-            self._waiting.popleft()
         else:
-            self._refused("closed by the server right after connecting")
+            request = self._waiting.popleft()
+            if not self._send(connection, request, kept=connection.served > 0):
+                self._waiting.appendleft(request)
+                self._refused("closed by the server right after connecting")
 
     def _refused(self, detail: str) -> None:
         """A connection meant for waiting requests was not to be had."""

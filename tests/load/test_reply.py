@@ -1,0 +1,233 @@
+"""What one reply means: first content, answer, usage, finish, and when it is a failure."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from ridgeline.load.openai import RequestForm, read_event
+from ridgeline.load.reply import Reply
+from ridgeline.load.sse import BadStream
+from support.mock_server import DONE, chunk_value, delta, event, finish, role, text, usage
+
+
+def reply_of(
+    blocks: list[tuple[int, bytes]],
+    *,
+    status: int = 200,
+    content_type: str = "text/event-stream; charset=utf-8",
+) -> Reply:
+    """A reply from (stamp, bytes of one read)."""
+    reply = Reply()
+    reply.head(status, content_type)
+    for stamp, block in blocks:
+        if not reply.body(block, stamp, True):
+            break
+    return reply
+
+
+def choice(**fields: Any) -> bytes:
+    return event(chunk_value([{"index": 0, "finish_reason": None, **fields}]))
+
+
+@pytest.mark.parametrize(
+    ("data", "content", "answer"),
+    [
+        (role(), False, False),
+        (delta(role="assistant", content=None), False, False),
+        (delta(content=""), False, False),
+        (delta(content="Hi"), True, True),
+        (delta(content=" "), True, True),
+        (delta(reasoning="hm"), True, False),
+        (delta(reasoning_content="hm"), True, False),
+        (delta(reasoning_content="", content="x"), True, True),
+        (delta(tool_calls=[{"index": 0, "function": {"arguments": "{"}}]), True, True),
+        (delta(tool_calls=[]), False, False),
+        (choice(text="word"), True, True),
+        (choice(text=""), False, False),
+        (choice(delta=None, text="word"), True, True),
+        (finish(), False, False),
+        (usage(3, 4), False, False),
+        (DONE, False, False),
+    ],
+)
+def test_what_is_content(data: bytes, content: bool, answer: bool) -> None:
+    found = read_event(data[6:].strip())
+    assert (found.content, found.answer) == (content, answer)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"{", b"nonsense", b"[1]", b"12", b"\xff\xfe", b'{"choices":[3]}', b'{"choices":7}', b""],
+)
+def test_what_is_not_an_event(data: bytes) -> None:
+    with pytest.raises(BadStream):
+        read_event(data)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"error": {"message": "engine died", "code": 500}}, "engine died (code 500)"),
+        ({"error": "out of memory"}, "out of memory"),
+        ({"object": "error", "message": "old form", "code": 400}, "old form (code 400)"),
+    ],
+)
+def test_error_events(value: dict[str, Any], message: str) -> None:
+    assert read_event(json.dumps(value).encode()).error == message
+
+
+def test_a_null_error_is_none() -> None:
+    assert read_event(text()[6:].strip().replace(b"{", b'{"error":null,', 1)).error is None
+
+
+def test_usage_that_is_not_a_count_was_not_reported() -> None:
+    value = chunk_value([], usage={"prompt_tokens": -1, "completion_tokens": "7"})
+    found = read_event(json.dumps(value).encode()).usage
+    assert found is not None
+    assert (found.prompt_tokens, found.completion_tokens, found.cached_tokens) == (None, None, None)
+
+
+def test_stamps_and_shared_marks() -> None:
+    reply = reply_of(
+        [
+            (10, role()),
+            (20, text("a")),
+            (30, text("b") + text("c") + text("d")),
+            (40, text("e")[:15]),
+            (50, text("e")[15:] + finish() + usage(5, 6, 2) + DONE),
+        ]
+    )
+    assert list(reply.stamps) == [20, 30, 30, 30, 50]
+    assert list(reply.shared) == [0, 0, 1, 1, 0]
+    assert reply.first_answer_ns == 20
+    assert reply.usage is not None
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (5, 6)
+    assert reply.usage.cached_tokens == 2
+    assert reply.judge(None) == (None, None)
+
+
+STREAMS: list[list[bytes]] = [
+    # plain, escapes, other alphabets, control characters, quotes, braces, empty ones in between
+    [
+        role(),
+        *[text(t) for t in ("a", "b", 'say "x"', "\\", "é", "日本", "\n", "", " ", "}{", "z")],
+    ],
+    # reasoning, then answer: the learnt surroundings change in the middle
+    [delta(reasoning="r"), delta(reasoning="s"), *[text(str(i)) for i in range(5)]],
+    # text and finish in one chunk; content after it
+    [text("a"), text("b"), text("c"), delta(finish_reason="stop", content="d"), text("e")],
+    # usage in every chunk (continuous usage)
+    [
+        event(chunk_value([{"index": 0, "delta": {"content": "x"}}], usage={"prompt_tokens": i}))
+        for i in range(6)
+    ],
+    [choice(text=t) for t in ("a", "b", "", "c", '"', "d")],
+    # a neighbour field that looks like the text
+    [choice(delta={"content": "a", "note": "content"}, text="") for _ in range(5)],
+    [delta(content="a", reasoning="b"), delta(content="a", reasoning="c"), delta(content="", x="")],
+]
+
+
+@pytest.mark.parametrize("events", STREAMS)
+def test_skipping_json_never_changes_what_is_counted(events: list[bytes]) -> None:
+    """The shortcut against parsing every event, in one read and in one read per event."""
+    whole = [*events, finish(), DONE]
+    expected = [i for i, data in enumerate(whole) if read_event(data[6:].strip()).content]
+    one_each = reply_of(list(enumerate(whole)))
+    assert list(one_each.stamps) == expected
+    together = reply_of([(7, b"".join(whole))])
+    assert len(together.stamps) == len(expected)
+
+
+def test_mutated_events_are_never_taken_for_content() -> None:
+    """One byte of a learnt stream changed: counted as content only if JSON says it is."""
+    rng = random.Random(11)
+    good = text("word")
+    for _ in range(4000):
+        broken = bytearray(good)
+        place = rng.randrange(6, len(broken) - 2)
+        broken[place] = rng.choice(b'"\\{}[]:,x \x00\xff\x01')
+        reply = reply_of([(1, good * 3), (2, bytes(broken) + good)])
+        try:
+            expected = read_event(bytes(broken)[6:-2]).content
+        except BadStream:
+            assert reply.judge(None)[0] == "bad_stream"
+            continue
+        assert list(reply.stamps) == [1, 1, 1] + [2] * (1 + expected), bytes(broken)
+
+
+def ends(
+    events: list[bytes], problem: str | None = None, **head: Any
+) -> tuple[str | None, str | None]:
+    return reply_of(list(enumerate(events)), **head).judge(problem)
+
+
+def test_failure_classes() -> None:
+    ten = [text() for _ in range(10)]
+    assert ends([*ten, finish(), DONE]) == (None, None)
+    assert ends([*ten, finish()]) == (None, None)  # servers without an end marker
+    assert ends([DONE])[0] == "no_tokens"
+    assert ends([role(), finish(), usage(4, 0), DONE])[0] == "no_tokens"
+    assert ends([*ten, DONE])[0] == "no_finish"
+    assert ends(ten, "closed by the server") == (
+        "stream_cut",
+        "closed by the server after 10 chunks",
+    )
+    assert ends([*ten, finish()], "closed by the server")[0] == "stream_cut"
+    assert ends([*ten, finish(), DONE], "closed by the server") == (None, None)
+    assert ends([*ten, finish("abort"), usage(4, 10), DONE])[0] == "aborted"
+    assert ends([*ten, event({"error": {"message": "boom", "code": 500}}), DONE]) == (
+        "stream_error",
+        "boom (code 500)",
+    )
+    assert ends([*ten, b"data: \xff\xfe\n\n", finish(), DONE])[0] == "bad_stream"
+    assert ends([*ten, finish(), b"data: garbage\n\n", DONE])[0] == "bad_stream"
+    assert ends([b"hello there\n"])[0] == "bad_stream"
+    assert ends([b""])[0] == "no_tokens"
+
+
+def test_what_follows_the_end_marker_is_not_part_of_the_reply() -> None:
+    reply = reply_of([(1, text() * 3 + finish() + DONE + text() + b"data: junk\n\n"), (2, text())])
+    assert list(reply.stamps) == [1, 1, 1]
+    assert reply.judge(None) == (None, None)
+
+
+def test_replies_that_are_no_streams() -> None:
+    page = b"<html><body>\n  It works!\n</body></html>"
+    failure, detail = ends([page], content_type="text/html")
+    assert failure == "bad_stream"
+    assert detail is not None
+    assert "text/html instead of an event stream" in detail
+    assert "It works!" in detail
+    error = b'{"error": {"message": "no such\\nmodel", "code": 404}}'
+    assert ends([error], status=404, content_type="application/json") == (
+        "http_status",
+        "HTTP 404: no such model (code 404)",
+    )
+    assert ends([b'{"detail":"Not Found"}'], status=404) == ("http_status", "HTTP 404: Not Found")
+
+
+def test_a_last_event_without_blank_line_counts() -> None:
+    reply = reply_of([(1, text()), (2, text() + finish() + DONE[:-2])])
+    assert reply.judge(None) == (None, None)
+    assert reply.done
+    reply = reply_of([(1, text() + text()[:-2])])
+    assert reply.judge(None)[0] == "no_finish"
+    assert (list(reply.stamps), list(reply.shared)) == ([1, 1], [0, 1])
+
+
+def test_request_bodies_are_valid_json_with_everything_in_it() -> None:
+    for endpoint, ignore_eos in (("chat", True), ("completions", False)):
+        form = RequestForm(endpoint, 'a "model"', ignore_eos=ignore_eos)
+        body = json.loads(b"".join(form.parts(b"some words", 17)))
+        assert body["model"] == 'a "model"'
+        assert body["max_tokens"] == 17
+        assert body["stream"] is True
+        assert body["stream_options"] == {"include_usage": True}
+        assert body.get("ignore_eos", False) is ignore_eos
+        if endpoint == "chat":
+            assert body["messages"] == [{"role": "user", "content": "some words"}]
+        else:
+            assert body["prompt"] == "some words"
