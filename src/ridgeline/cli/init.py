@@ -1,0 +1,176 @@
+"""`ridgeline init`: a study file to start from, out of a running command or a model's name."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ridgeline.cli.output import one_line, say
+from ridgeline.domain.errors import BadInput
+
+
+def init(
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="COMMAND", help="The command of a running server: 'vllm serve ...'."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="M", help="A model's name, or a folder with config.json.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="The GPU that it runs on.")] = "H100-SXM",
+    out: Annotated[
+        str, typer.Option("--out", metavar="FILE", help="Where to write it; '-' prints it.")
+    ] = "study.yaml",
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite FILE when it is there.")
+    ] = False,
+) -> int:
+    """Write a study file from a running server's command line, or from a model and a GPU."""
+    from ridgeline.domain.hardware import gpu as known_gpu  # noqa: PLC0415
+    from ridgeline.workload.serve_command import (  # noqa: PLC0415
+        ServeCommand,
+        parse_serve_command,
+    )
+    from ridgeline.workload.studyfile import parse_study  # noqa: PLC0415
+
+    if (command is None) == (model is None):
+        raise BadInput("give either --from 'vllm serve ...' or --model M")
+    found = ServeCommand(model or "") if command is None else parse_serve_command(command)
+    try:
+        hardware = known_gpu(gpu)
+    except BadInput as error:
+        raise BadInput(error.what, where="--gpu") from None
+    text = study_text(found.model, found.knobs, hardware.name, found.harmless, found.unknown,
+                      fp8="fp8" in hardware.flops)  # fmt: skip
+    parse_study(text, "the study file made from the command")
+    if found.unknown:
+        say(f"ridgeline: not understood, kept as comments: {one_line(', '.join(found.unknown))}")
+    _write(out, text, force=force)
+    return 0
+
+
+def _write(out: str, text: str, *, force: bool) -> None:
+    if out == "-":
+        print(text, end="", flush=True)
+        return
+    try:
+        with Path(out).open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise BadInput("is there already", where=out, fix="give --force or another --out") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise BadInput(f"cannot write ({reason})", where=out, fix="give another --out") from error
+    say(f"ridgeline: wrote {out}; run it with: ridgeline study {out}")
+
+
+def study_text(
+    model: str,
+    knobs: Mapping[str, Any],
+    gpu: str,
+    harmless: tuple[str, ...] = (),
+    unknown: tuple[str, ...] = (),
+    *,
+    fp8: bool,
+) -> str:
+    """The commented study file as text."""
+    lines = [
+        "# A Ridgeline study: what is compared, under which traffic, against which limits.",
+        "# `ridgeline schema` prints its JSON Schema for editors.",
+        f"name: {_value(_name(model))}",
+        f"model: {_value(model)}",
+        "engine: twin  # predicts, needs no GPU; `vllm` measures on real ones",
+        "hardware:",
+        f"  gpu: {gpu}",
+        "  # price_per_gpu_hour: 3.95  # USD; without a price there is no cost per token",
+        "",
+        "workload:  # put in your traffic: the answer depends on it more than on anything else",
+        "  arrivals: {users: 100}  # each sends one request after another; or {rate_per_s: 20}",
+        "  prompts: {tokens: {mean: 256, spread: 0.5}}  # 128 to 384 tokens, all equally likely",
+        "  # prompts that begin alike: {tokens: 64, shared_prefix: {tokens: 1024, groups: 8}}",
+        "  output_tokens: {min: 64, max: 192}",
+        "  warmup_s: 20",
+        "  duration_s: 90",
+        "  seed: 7",
+        "",
+        "slo: {ttft_p95_ms: 2000, itl_p95_ms: 50, error_rate: 0.001}",
+        "",
+        *_baseline(knobs),
+    ]
+    quantised = re.search(r"fp8|fp4|awq|gptq|int[48]|w[48]a", model, re.IGNORECASE)
+    if harmless:
+        lines += ["  # options that do not change the speed:"]
+        lines += [f"  #   {one_line(option)}" for option in harmless]
+    if unknown:
+        lines += ["  # options that Ridgeline does not know; they are left out:"]
+        lines += [f"  #   {one_line(option)}" for option in unknown]
+    lines += ["", *_experiments(knobs, fp8=fp8 and not quantised), "", "repeats: 3"]
+    return "\n".join(lines) + "\n"
+
+
+def _name(model: str) -> str:
+    """A study name out of a model's: its last part, in letters that a folder's name may have."""
+    last = re.split(r"[/\\]", model.rstrip("/\\"))[-1]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-._")[:64] or "study"
+
+
+def _value(value: Any) -> str:
+    """A value as YAML: JSON is a part of it, and plain words need no quotes."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_./-]*", value):
+        special = value.lower() in ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
+        return json.dumps(value) if special else value
+    return json.dumps(value)
+
+
+def _baseline(knobs: Mapping[str, Any]) -> list[str]:
+    from ridgeline.domain.defaults import NOT_MODELLED  # noqa: PLC0415
+
+    if not knobs:
+        return ["baseline: {}  # the engine's own defaults"]
+    lines = ["baseline:"]
+    for name, value in knobs.items():
+        what = NOT_MODELLED.get(name)
+        hint = f"  # the twin does not model {what}" if what else ""
+        lines.append(f"  {name}: {_value(value)}{hint}")
+    return lines
+
+
+def _experiments(knobs: Mapping[str, Any], *, fp8: bool) -> list[str]:
+    """What is worth trying first from this starting point, each with its reason."""
+    tries: list[tuple[str, str, str]] = []
+    seqs = knobs.get("max_num_seqs")
+    if knobs.get("enforce_eager"):
+        tries.append(
+            ("graphs", "{enforce_eager: false}", "one graph launch instead of many kernels")
+        )
+    if seqs is not None:
+        tries.append(
+            (f"seqs-{2 * seqs}", f"{{max_num_seqs: {2 * seqs}}}", "more rows share a weight read")
+        )
+    captured = knobs.get("max_cudagraph_capture_size") or min(512, 2 * (seqs or 256))
+    eager = knobs.get("enforce_eager") or "cudagraph_capture_sizes" in knobs
+    if not eager and captured < 1024 and knobs.get("max_num_batched_tokens", 1024) >= 1024:
+        tries.append(
+            (
+                "capture-1024",
+                "{max_cudagraph_capture_size: 1024}",
+                f"a step above {captured} tokens runs without a CUDA graph",
+            )
+        )
+    if fp8 and "quantization" not in knobs:
+        tries.append(
+            ("fp8", "{quantization: fp8}", "half the bytes; check your quality before you keep it")
+        )
+    if not tries:
+        tries.append(
+            ("budget-4096", "{max_num_batched_tokens: 4096}", "shorter steps while prompts come in")
+        )
+    return [
+        "experiments:  # each is one change from the baseline",
+        *(f"  - {{name: {name}, set: {change}}}  # {why}" for name, change, why in tries),
+    ]
