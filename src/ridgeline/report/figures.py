@@ -88,6 +88,18 @@ def slo_state(summary: Summary) -> bool | None:
     return True
 
 
+_FIGURE_WORDS = {
+    "throughput.output_tokens_per_s": "output tokens/s",
+    "throughput.per_gpu_output_tokens_per_s": "output tokens/s per GPU",
+    "throughput.input_tokens_per_s": "input tokens/s",
+    "throughput.chunks_per_s": "chunks/s",
+    "throughput.requests_per_s": "requests/s",
+    "cost.usd_per_million_output_tokens": "$/Mtok",
+    "cost.usd_per_thousand_requests": "$ per 1000 requests",
+    "goodput.attainment": "attainment",
+    "goodput.requests_per_s": "goodput",
+    "requests.error_rate": "error rate",
+}
 _METRIC_WORDS = {
     "ttft": "TTFT",
     "ttft_intent": "TTFT from intent",
@@ -97,6 +109,13 @@ _METRIC_WORDS = {
     "error_rate": "error rate",
     "attainment": "attainment",
 }
+
+
+def path_words(path: str) -> str:
+    """A figure's dotted path in words: "ttft_s.p95" -> "p95 TTFT"."""
+    group, _, statistic = path.partition(".")
+    name = "worst stall" if group == "worst_stall_s" else _METRIC_WORDS.get(group[:-2])
+    return f"{statistic} {name}" if name else _FIGURE_WORDS.get(path, path)
 
 
 def limit_words(limit: Limit) -> str:

@@ -96,20 +96,23 @@ def percent(value: float | None, *, signed: bool = False) -> str:
     return f"{text} %"
 
 
-def percent_figure(value: float) -> str:
-    """`percent` without its sign and unit."""
+def percent_figure(value: float, *, fine: bool = False) -> str:
+    """`percent` without its unit; `fine` keeps the decimal from 10 % on too."""
     hundred = value * 100
     if math.isinf(hundred):
         return significant(hundred)
-    if abs(hundred) < 9.95:
+    if abs(hundred) < 9.95 or fine:
         text = f"{hundred:.1f}"
         return grouped("0" if text in ("0.0", "-0.0") else text)
     return grouped(f"{hundred:.0f}")
 
 
 def percent_range(low: float, high: float) -> str:
-    """An interval of a relative difference: "22 to 31 %"."""
-    return f"{percent_figure(low)} to {percent_figure(high)} %"
+    """An interval of a relative difference: "22 to 31 %"; a narrow one keeps a decimal."""
+    ends = percent_figure(low), percent_figure(high)
+    if ends[0] == ends[1] and low != high:
+        ends = percent_figure(low, fine=True), percent_figure(high, fine=True)
+    return f"{ends[0]} to {ends[1]} %"
 
 
 def si(value: float, unit: str) -> str:

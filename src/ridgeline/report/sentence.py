@@ -27,6 +27,7 @@ from ridgeline.report.figures import (
     ttft_path,
 )
 from ridgeline.report.model import COST, ITL_P95, TOKENS, Difference, ExperimentRow, StudyReport
+from ridgeline.report.table import arrows
 
 Tone = Literal["good", "neutral", "bad"]
 
@@ -220,7 +221,9 @@ def _gpus(report: StudyReport, row: ExperimentRow) -> str | None:
 def _named(report: StudyReport, row: ExperimentRow) -> str:
     if row.name == report.baseline:
         return f"the baseline ({row.name})"
-    return f"{row.name} ({row.change})" if row.change and row.change != row.name else row.name
+    return (
+        f"{row.name} ({arrows(row.change)})" if row.change and row.change != row.name else row.name
+    )
 
 
 def _latencies(report: StudyReport, summary: Summary) -> str:

@@ -31,6 +31,7 @@ from ridgeline.report.model import (
 
 CHUNK_IS_TOKEN = 0.02  # chunks/s and tokens/s count as the same below this relative difference
 State = Literal["inside", "outside", "not judged", "no SLO", "void", "failed"]
+MARKS = {"reproduced": "✓", "not reproduced": "○", "reversed": "⇄"}
 GROUPS: tuple[tuple[State, str], ...] = (
     ("inside", "✓ inside the SLO"),
     ("no SLO", "no SLO was set"),
@@ -71,12 +72,18 @@ class TableRow:
     difference_text: str
     metric_path: str
     source_word: str
+    marks: str
 
 
 def table_rows(report: StudyReport) -> list[TableRow]:
     """All experiments in the report's order."""
     path = ranking_metric(report)
     return [_row(report, row, path) for row in sorted_rows(report)]
+
+
+def arrows(text: str) -> str:
+    """ "32 -> 64" with a real arrow, which never breaks in two."""
+    return text.replace("->", "→")
 
 
 def metric_words(path: str) -> str:
@@ -90,7 +97,8 @@ def _row(report: StudyReport, row: ExperimentRow, path: str) -> TableRow:
     difference = None if is_baseline or not row.ranked else row.against_baseline.get(path)
     return TableRow(
         name=row.name,
-        change=row.change,
+        change=arrows(row.change),
+        marks="".join(MARKS[mark] for mark in row.marks),
         state=_state(row),
         why=_why(row),
         is_baseline=is_baseline,

@@ -66,6 +66,19 @@
       const x = frame.left + full._size.l, y = frame.top + full._size.t;
       taken.push({ left: b.left - x, right: b.right - x, top: b.top - y, bottom: b.bottom - y });
     });
+    // The crosses of the intervals are obstacles too.
+    view.data.forEach((trace) => {
+      if (!trace.error_x && !trace.error_y) { return; }
+      const x = full.xaxis, y = full.yaxis, px = x.d2p(trace.x[0]), py = y.d2p(trace.y[0]);
+      if (trace.error_x) {
+        taken.push({ left: x.d2p(trace.x[0] - trace.error_x.arrayminus[0]),
+          right: x.d2p(trace.x[0] + trace.error_x.array[0]), top: py - 1, bottom: py + 1 });
+      }
+      if (trace.error_y) {
+        taken.push({ left: px - 1, right: px + 1, top: y.d2p(trace.y[0] + trace.error_y.array[0]),
+          bottom: y.d2p(trace.y[0] - trace.error_y.arrayminus[0]) });
+      }
+    });
     const pen = document.createElement("canvas").getContext("2d");
     pen.font = "11px " + full.font.family;
     const placed = [];
@@ -100,6 +113,22 @@
     return placed;
   }
 
+  // Breaks the texts that ask for it at the width of the plot.
+  function wrapped(element, annotations) {
+    const width = element._fullLayout.xaxis._length;
+    const pen = document.createElement("canvas").getContext("2d");
+    return annotations.map((one) => {
+      if (one.name !== "wrap") { return one; }
+      pen.font = one.font.size + "px " + element._fullLayout.font.family;
+      let line = "", lines = [];
+      one.text.split(" ").forEach((word) => {
+        if (line && pen.measureText(line + " " + word).width > width - 6) { lines.push(line); line = word; }
+        else { line = line ? line + " " + word : word; }
+      });
+      return Object.assign({}, one, { text: lines.concat(line).join("<br>") });
+    });
+  }
+
   function emphasised(traces) {
     return traces.map((trace) => {
       if (trace.meta && trace.meta === chosen && trace.marker && trace.mode === "markers") {
@@ -126,13 +155,20 @@
     const annotations = look.layout.annotations || [];
     layout.annotations = annotations;
     await window.Plotly.react(element, emphasised(look.data), layout, { displayModeBar: false, responsive: false });
-    const labels = placeLabels(element, view, chart.dropLabels, colours);
-    if (labels) { await window.Plotly.relayout(element, { annotations: annotations.concat(labels) }); }
+    const labels = placeLabels(element, view, chart.dropLabels, colours) || [];
+    if (labels.length || annotations.some((one) => one.name === "wrap")) {
+      await window.Plotly.relayout(element, { annotations: wrapped(element, annotations).concat(labels) });
+    }
     element.dataset.drawn = "true";
   }
 
   function heightOf(chart, element) {
-    if (chart.key !== "tradeoff" || printing) { return chart.height; }
+    if (chart.key !== "tradeoff" || printing) {
+      // Words under bars need more lines where the page is narrow.
+      const height = chart.key === "seconds" && element.clientWidth < 520 ? chart.height * 1.4 : chart.height;
+      element.style.height = height + "px";
+      return height;
+    }
     // Beside the table the picture is as tall as the table; below it, its own height.
     const table = document.querySelector("#experiments .scroll");
     const beside = element.getBoundingClientRect().left > table.getBoundingClientRect().right - 4;

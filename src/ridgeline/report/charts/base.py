@@ -127,11 +127,19 @@ def note(x: float, y: float, text: str, **more: Any) -> Json:
     }
 
 
+def limit_words_at(at: float, axis_range: tuple[float, float]) -> Json:
+    """Anchor for words beside a vertical line: on the side where there is room."""
+    low, high = axis_range
+    right = (at - low) > 0.6 * (high - low)
+    side = "right" if right else "left"
+    return {"xanchor": side, "align": side, "xshift": -4 if right else 4}
+
+
 def hover(report: StudyReport, row: ExperimentRow) -> str:
     """A run's configuration and figures, for hovering."""
     lines = [f"<b>{safe(row.name)}</b>"]
     if row.change:
-        lines.append(safe(row.change))
+        lines.append(safe(row.change.replace("->", "→")))
     if row.configuration is not None:
         where = row.configuration.gpu or row.configuration.engine
         lines.append(safe(f"{row.configuration.gpus} × {where}, {row.load or report.load or ''}"))

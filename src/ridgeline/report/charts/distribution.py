@@ -4,7 +4,17 @@ import math
 
 from ridgeline.domain.slo import Limit
 from ridgeline.report import numbers
-from ridgeline.report.charts.base import Chart, DataTable, Json, View, axis, log_ticks, note, safe
+from ridgeline.report.charts.base import (
+    Chart,
+    DataTable,
+    Json,
+    View,
+    axis,
+    limit_words_at,
+    log_ticks,
+    note,
+    safe,
+)
 from ridgeline.report.figures import limit_figure, limit_words, sorted_rows
 from ridgeline.report.model import Distribution, ExperimentRow, StudyReport
 from ridgeline.report.style import Style, styles
@@ -55,8 +65,9 @@ def _view(report: StudyReport, row: ExperimentRow, label: str, limits: list[Limi
         values += [v * 1e3 for v in (*points.values_s, *stalls) if v > 0]
     values += [limit.value for limit in limits if limit.value > 0]
     low, high = (min(values) * 0.9, max(values) * 1.1) if values else (0.1, 1.0)
+    from_intent = " from intent" if report.open_loop and label == "TTFT" else ""
     layout: Json = {
-        "xaxis": axis(f"{label}, ms (log)", type="log",
+        "xaxis": axis(f"{label}{from_intent}, ms (log)", type="log",
                       range=[math.log10(low), math.log10(high)], **log_ticks(low, high)),
         "yaxis": axis(f"% of {'requests' if label == 'TTFT' else 'gaps'} at or below",
                       range=[-6, 103], tickvals=[0, 25, 50, 75, 95]),
@@ -102,14 +113,15 @@ def _limit_lines(layout: Json, limit: Limit) -> None:
             "y1": level, "line": {"color": "@line", "width": 0.8, "dash": "dot"},
         })  # fmt: skip
     words = f"SLO: {limit_words(limit)} {limit_figure(limit, limit.value)}"
+    low, high = layout["xaxis"]["range"]
+    at = math.log10(limit.value) if limit.value > 0 else low
     layout["annotations"].append(
         note(
-            math.log10(limit.value) if limit.value > 0 else 0,
+            at,
             8,
             words,
-            xanchor="left",
-            xshift=4,
             font={"size": 10, "color": "@bad"},
+            **limit_words_at(at, (low, high)),
         )
     )
 

@@ -38,7 +38,7 @@ def roofline(report: StudyReport) -> Chart | None:
     for _, roof, _ in drawn:
         if roof not in roofs:
             roofs.append(roof)
-    roofs.sort(key=lambda roof: -roof.bandwidth_bytes_per_s)
+    roofs.sort(key=lambda roof: (-roof.bandwidth_bytes_per_s, roof.peak_flops_per_s))
     view = _view(report, drawn, roofs)
     return Chart("roofline", {"all": view}, _table(drawn), 430, "all", drop_labels=True)
 
@@ -46,9 +46,9 @@ def roofline(report: StudyReport) -> Chart | None:
 def _view(report: StudyReport, drawn: list[_Drawn], roofs: list[Roof]) -> View:
     looks = styles(report)
     x_low = min(p.intensity for _, _, p in drawn) / 5
-    x_high = max([p.intensity for _, _, p in drawn] + [r.ridge for r in roofs]) * 4
+    x_high = max([p.intensity for _, _, p in drawn] + [r.ridge for r in roofs]) * 7
     y_low = min(p.flops_per_s for _, _, p in drawn) / 3
-    y_high = max(r.peak_flops_per_s for r in roofs) * (1.9 + 0.4 * len(roofs))
+    y_high = max(r.peak_flops_per_s for r in roofs) * (1.9 + 0.3 * len(roofs))
     layout: Json = {
         "xaxis": axis("arithmetic intensity, FLOP/byte (log)", type="log",
                       range=[math.log10(x_low), math.log10(x_high)], **log_ticks(x_low, x_high)),
@@ -60,7 +60,7 @@ def _view(report: StudyReport, drawn: list[_Drawn], roofs: list[Roof]) -> View:
     data: list[Json] = []
     for index, roof in enumerate(roofs):
         data.append(_roof_trace(roof, x_low, x_high, _ROOF_DASHES[index % len(_ROOF_DASHES)]))
-        layout["annotations"] += _roof_words(roof, index)
+    layout["annotations"] += _slope_words(roofs) + _ridge_words(roofs)
     layout["annotations"] += _flat_words(roofs, x_high) + _phase_words(drawn)
     for row, roof, point in drawn:
         data += _point_traces(report, row, roof, point, looks[row.name])
@@ -84,22 +84,20 @@ def _roof_trace(roof: Roof, x_low: float, x_high: float, dash: str) -> Json:
 
 
 def _flat_words(roofs: list[Roof], x_high: float) -> list[Json]:
-    """The compute roofs' numbers; GPUs that share one share the line of text."""
-    names: dict[tuple[float, str], list[str]] = {}
-    for roof in roofs:
-        names.setdefault((roof.peak_flops_per_s, roof.dtype), []).append(roof.name)
+    """The compute roofs' numbers, each once."""
+    peaks = dict.fromkeys((roof.peak_flops_per_s, roof.dtype) for roof in roofs)
     return [
         note(math.log10(x_high), math.log10(peak / 1e12),
-             f"{numbers.si(peak, 'FLOP/s')} {safe(dtype)}, dense ({safe(', '.join(of))})",
+             f"{numbers.si(peak, 'FLOP/s')} {safe(dtype)}, dense",
              xanchor="right", yanchor="bottom", yshift=1)
-        for (peak, dtype), of in names.items()
+        for peak, dtype in peaks
     ]  # fmt: skip
 
 
 def _phase_words(drawn: list[_Drawn]) -> list[Json]:
     """Says which cloud of points is which, below its lowest point."""
     words = []
-    for phase, text in (("decode", "decode (filled)"), ("prefill", "prefill (open)")):
+    for phase, text in (("decode", "decode (filled)"), ("prefill", "steps with a prefill (open)")):
         points = [p for _, _, p in drawn if p.phase == phase]
         if points:
             x = math.exp(sum(math.log(p.intensity) for p in points) / len(points))
@@ -117,35 +115,55 @@ def _phase_words(drawn: list[_Drawn]) -> list[Json]:
     return words
 
 
-def _roof_words(roof: Roof, index: int) -> list[Json]:
-    """The memory roof's number and the ridge; `index` counts from the steepest memory roof.
+def _slope_words(roofs: list[Roof]) -> list[Json]:
+    """The memory roofs' numbers, one for each GPU; `roofs` come with the steepest first.
 
     The steepest is named on its left, the others on their right, where no other roof is.
     """
-    left = index == 0
-    x = roof.ridge / (2.4 if left else 2.0 + 0.8 * index)
-    slope = note(
-        math.log10(x),
-        math.log10(roof.attainable(x) / 1e12),
-        f"{numbers.si(roof.bandwidth_bytes_per_s, 'B/s')} ({safe(roof.name)})",
-        xanchor="right" if left else "left",
-        yanchor="bottom" if left else "top",
-        xshift=-2 if left else 6,
-        bgcolor="@panel",
-    )
-    ridge = note(
-        math.log10(roof.ridge),
-        math.log10(roof.peak_flops_per_s / 1e12),
-        f"ridge {numbers.significant(roof.ridge)} FLOP/byte ({safe(roof.name)})",
-        showarrow=True,
-        arrowhead=0,
-        arrowwidth=0.8,
-        arrowcolor="@muted",
-        ax=-14,
-        ay=-26 - 14 * index,
-        xanchor="right",
-    )
-    return [slope, ridge]
+    words: list[Json] = []
+    seen: list[tuple[str, float]] = []
+    for roof in roofs:
+        key = (roof.name, roof.bandwidth_bytes_per_s)
+        if key in seen:
+            continue
+        left = not seen
+        x = roof.ridge / (2.4 if left else 2.0 + 0.6 * len(seen))
+        seen.append(key)
+        words.append(
+            note(
+                math.log10(x),
+                math.log10(roof.attainable(x) / 1e12),
+                f"{numbers.si(roof.bandwidth_bytes_per_s, 'B/s')} ({safe(roof.name)})",
+                xanchor="right" if left else "left",
+                yanchor="bottom" if left else "top",
+                xshift=-2 if left else 6,
+            )
+        )
+    return words
+
+
+def _ridge_words(roofs: list[Roof]) -> list[Json]:
+    """Every ridge point named; of those at one height each further right stands a line higher."""
+    words: list[Json] = []
+    heights: dict[float, int] = {}
+    for roof in sorted(roofs, key=lambda one: one.ridge):
+        level = heights.get(roof.peak_flops_per_s, 0)
+        heights[roof.peak_flops_per_s] = level + 1
+        words.append(
+            note(
+                math.log10(roof.ridge),
+                math.log10(roof.peak_flops_per_s / 1e12),
+                f"ridge {numbers.significant(roof.ridge)} FLOP/byte",
+                showarrow=True,
+                arrowhead=0,
+                arrowwidth=0.8,
+                arrowcolor="@muted",
+                ax=-12,
+                ay=-8 - 14 * level,
+                xanchor="right",
+            )
+        )
+    return words
 
 
 def _point_traces(

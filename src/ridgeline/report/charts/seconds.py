@@ -9,15 +9,24 @@ from ridgeline.report.model import ExperimentRow, StudyReport
 # Greys, not the experiments' colours: a part is no experiment. Neighbours differ in lightness.
 _FILLS = ("@p0", "@p1", "@p2", "@p3", "@p4", "@p5")
 REST = "not accounted for"
+UNTIL_FIRST, STREAM = "until the first chunk", "first to last chunk"
 CLOSES = 0.01  # the parts may miss the mean E2E by this share without a remainder being shown
 NARROW = 0.07  # a segment below this share of the widest bar carries no text
-_BAR_PX = 38
+_BAR_PX = 44
 
 
 def accounted(summary: Summary) -> dict[str, float]:
-    """Seconds by part; what the parts miss of the mean E2E stands as its own part, never hidden."""
-    parts = {name: value for name, value in summary.accounting.items() if value > 0}
-    e2e = summary.e2e_s.mean
+    """Seconds by part; what the parts miss of the mean E2E stands as its own part, never hidden.
+
+    Without an account of the engine's there is still what the client saw: waiting for the first
+    chunk, and the stream.
+    """
+    parts = {
+        name.replace("_", " "): value for name, value in summary.accounting.items() if value > 0
+    }
+    e2e, ttft = summary.e2e_s.mean, summary.ttft_s.mean
+    if not parts and e2e is not None and ttft is not None:
+        parts = {UNTIL_FIRST: ttft, STREAM: max(0.0, e2e - ttft)}
     if parts and e2e is not None and e2e - sum(parts.values()) > CLOSES * e2e:
         parts[REST] = e2e - sum(parts.values())
     return parts
@@ -28,7 +37,7 @@ def seconds(report: StudyReport) -> Chart | None:
     rows = [
         (row, accounted(row.summary))
         for row in sorted_rows(report)
-        if row.ranked and row.summary is not None and row.summary.accounting
+        if row.ranked and row.summary is not None and accounted(row.summary)
     ]
     if not rows:
         return None
@@ -50,7 +59,7 @@ def _traces(rows: list[tuple[ExperimentRow, dict[str, float]]], names: list[str]
             # Positions, not names: two experiments may not share a bar by sharing a name.
             "y": [index - 0.12 for index in range(len(rows))],
             "x": [parts.get(name, 0.0) for _, parts in rows],
-            "width": 0.44,
+            "width": 0.36,
             "marker": {"color": colour, "line": {"color": "@panel", "width": 1}},
             "text": [safe(name) if parts.get(name, 0.0) > NARROW * widest * max(1, len(name) / 9)
                      else "" for _, parts in rows],
@@ -85,11 +94,13 @@ def _layout(rows: list[tuple[ExperimentRow, dict[str, float]]]) -> Json:
         annotations.append(
             note(
                 0,
-                index + 0.1,
-                safe(_cut(words)) if words else "binding limit not known",
+                index + 0.07,
+                safe(words) if words else "binding limit not known: the engine's side was not seen",
                 xanchor="left",
                 yanchor="top",
                 yshift=-1,
+                align="left",
+                name="wrap",
                 font={"size": 10, "color": "@muted"},
             )
         )
@@ -107,8 +118,11 @@ def _layout(rows: list[tuple[ExperimentRow, dict[str, float]]]) -> Json:
     }  # fmt: skip
 
 
-def _cut(text: str, limit: int = 100) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _step_words(row: ExperimentRow) -> str:
+    """Shares of the step time, largest first: "weights 55 %, launch 15 %"."""
+    parts = sorted(row.step_parts.items(), key=lambda item: -item[1])
+    shown = [f"{n.replace('_', ' ')} {numbers.percent(v)}" for n, v in parts if v >= 0.005]
+    return ", ".join(shown) or "not known"
 
 
 def _title(report: StudyReport, rows: list[tuple[ExperimentRow, dict[str, float]]]) -> str:
@@ -132,13 +146,13 @@ def _title(report: StudyReport, rows: list[tuple[ExperimentRow, dict[str, float]
 
 
 def _table(rows: list[tuple[ExperimentRow, dict[str, float]]], names: list[str]) -> DataTable:
-    head = ("experiment", *names, "mean E2E", "binding limit")
+    head = ("experiment", *names, "mean E2E", "of the step time", "binding limit")
     body = []
     for row, parts in rows:
         assert row.summary is not None
         cells = [numbers.duration(parts[name]) if name in parts else "–" for name in names]
         body.append((
-            row.name, *cells, numbers.duration(row.summary.e2e_s.mean),
+            row.name, *cells, numbers.duration(row.summary.e2e_s.mean), _step_words(row),
             row.summary.binding_limit or "not known",
         ))  # fmt: skip
     return DataTable(head, tuple(body))

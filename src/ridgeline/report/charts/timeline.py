@@ -11,7 +11,14 @@ from ridgeline.report.style import styles
 # title of a panel -> (name in Series.values, what it says, factor, line dash)
 _PANELS: tuple[tuple[str, tuple[tuple[str, str, float, str], ...]], ...] = (
     ("output tokens/s", (("output_tokens_per_s", "output tokens/s", 1.0, "solid"),)),
-    ("requests", (("running", "running", 1.0, "solid"), ("waiting", "waiting", 1.0, "dot"))),
+    (
+        "requests",
+        (
+            ("running", "running", 1.0, "solid"),
+            ("waiting", "waiting", 1.0, "dot"),
+            ("in_flight", "in flight", 1.0, "solid"),
+        ),
+    ),
     ("p95 TTFT, ms", (("ttft_p95_s", "p95 TTFT, ms", 1e3, "solid"),)),
     ("KV used, %", (("kv_used_share", "KV used, %", 100.0, "solid"),)),
 )

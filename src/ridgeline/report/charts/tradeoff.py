@@ -13,6 +13,7 @@ from ridgeline.report.charts.base import (
     axis,
     finite,
     hover,
+    limit_words_at,
     log_ticks,
     note,
     safe,
@@ -142,6 +143,7 @@ def _forbid(layout: Json, limit_ms: float, high: float, log: bool, label: str) -
         "type": "line", "xref": "x", "yref": "paper", "x0": limit_ms, "x1": limit_ms,
         "y0": 0, "y1": 1, "line": {"width": 1, "color": "@bad", "dash": "dot"}, "layer": "below",
     })  # fmt: skip
+    low, high = layout["xaxis"]["range"]
     at = math.log10(limit_ms) if log else limit_ms
     words = f"outside the SLO<br>p95 {label} > {numbers.significant(limit_ms)} ms"
     layout["annotations"].append(
@@ -150,11 +152,9 @@ def _forbid(layout: Json, limit_ms: float, high: float, log: bool, label: str) -
             0.01,
             words,
             yref="paper",
-            xanchor="left",
             yanchor="bottom",
-            align="left",
-            xshift=3,
             font={"size": 10, "color": "@bad"},
+            **limit_words_at(at, (low, high)),
         )
     )
 

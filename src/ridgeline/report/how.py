@@ -1,0 +1,208 @@
+"""How a study was measured, in (label, text) pairs from what the runs recorded about themselves."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.run import RunFacts
+from ridgeline.domain.workload import Arrivals, Lengths, Workload
+from ridgeline.experiment.results import StudyResult
+from ridgeline.report import numbers
+from ridgeline.store.run_directory import StoredRun
+
+Facts = tuple[tuple[str, str], ...]
+_ORDER_SHOWN = 8
+
+
+def load_words(workload: Workload) -> str:
+    """The offered load: "400 users", "50 requests/s (Poisson)"."""
+    arrivals = workload.arrivals
+    if arrivals.users is not None:
+        noun = "user" if arrivals.users == 1 else "users"
+        return f"{numbers.grouped(str(arrivals.users))} {noun}"
+    return f"{numbers.number(arrivals.rate_per_s)} requests/s ({_process(arrivals)})"
+
+
+def how_measured(result: StudyResult, first: StoredRun | None) -> Facts:
+    """All that section 9 of the page tells, in its order."""
+    facts: list[tuple[str, str]] = []
+    if first is not None:
+        meta = first.meta
+        facts += [
+            ("Workload", _workload(meta.workload, meta.endpoint)),
+            ("Arrivals", _arrivals(meta.workload)),
+            ("Warm-up and window", _window(meta.workload)),
+        ]
+    facts.append(("Repeats and order", _repeats(result)))
+    facts.append(("Comparison", _comparison(result)))
+    if first is not None:
+        meta = first.meta
+        facts += [
+            ("Client", _client(result)),
+            ("Engine", _engine(first)),
+            ("Flags given", _flags(meta.configuration)),
+            ("Flags resolved", _resolved(first.facts)),
+            ("Hardware", _hardware(meta.configuration, first.facts)),
+            ("Host of Ridgeline", _plain(meta.host)),
+            ("Versions", _plain(meta.versions)),
+        ]
+    facts += [("Warning", text) for text in _warnings(result)]
+    facts += [("Note", text) for text in _notes(result)]
+    return tuple((label, text) for label, text in facts if text)
+
+
+def _process(arrivals: Arrivals) -> str:
+    if arrivals.process == "gamma":
+        return f"gamma, shape {numbers.number(arrivals.burstiness)}"
+    return {"poisson": "Poisson"}.get(arrivals.process, arrivals.process)
+
+
+def _lengths(lengths: Lengths) -> str:
+    if lengths.low == lengths.high:
+        return f"{numbers.grouped(str(lengths.low))} tokens"
+    low, high = numbers.grouped(str(lengths.low)), numbers.grouped(str(lengths.high))
+    return f"{low} to {high} tokens"
+
+
+def _workload(workload: Workload, endpoint: str) -> str:
+    prefix = workload.prompts.shared_prefix
+    text = f"{load_words(workload)}; prompts of {_lengths(workload.prompts.tokens)}"
+    if prefix is not None:
+        text += f" behind a shared prefix of {prefix.tokens} tokens in {prefix.groups} group(s)"
+    else:
+        text += ", fresh in every run"
+    exact = ", end of sequence ignored" if workload.outputs.ignore_eos else ""
+    return f"{text}; output of {_lengths(workload.outputs.tokens)} asked for{exact}; {endpoint}"
+
+
+def _arrivals(workload: Workload) -> str:
+    arrivals = workload.arrivals
+    if arrivals.closed_loop:
+        think = f" after {numbers.duration(arrivals.think_time_s)}" if arrivals.think_time_s else ""
+        return f"closed loop: each user sends again{think} as soon as a reply has ended"
+    return (
+        f"open loop, {_process(arrivals)}, drawn once before the run; TTFT limits are judged from "
+        "intent; a run whose requests left by another law is void"
+    )
+
+
+def _window(workload: Workload) -> str:
+    window = numbers.duration(workload.duration_s)
+    text = f"{numbers.duration(workload.warmup_s)} of the same traffic, then {window} measured"
+    if workload.requests is not None:
+        text += f" (or {numbers.grouped(str(workload.requests))} requests)"
+    return f"{text} without draining; requests sent inside are followed to their end"
+
+
+def _repeats(result: StudyResult) -> str:
+    runs = result.index.runs
+    repeats = max((entry.repeat for entry in runs.values()), default=0)
+    if len(runs) <= 1:
+        seeds = [str(entry.seed) for entry in runs.values()]
+        return f"one run, seed {seeds[0]}" if seeds else ""
+    names = list(dict.fromkeys(runs[run].experiment for run in result.index.order if run in runs))
+    shown = ", ".join(names[:_ORDER_SHOWN]) + (", …" if len(names) > _ORDER_SHOWN else "")
+    seeds = list(dict.fromkeys(str(entry.seed) for entry in runs.values()))
+    turn = ", then backwards, and so on" if repeats > 1 else ""
+    return f"{repeats} each, in the order {shown}{turn}; seeds {', '.join(seeds)}"
+
+
+def _comparison(result: StudyResult) -> str:
+    if result.index.baseline is None or len(result.experiments) < 2:
+        return ""
+    return (
+        "paired by repeat: a pair shares seed, arrivals and lengths, not the prompts' text; mean "
+        "of the log ratios with Student's 95 % interval"
+    )
+
+
+def _client(result: StudyResult) -> str:
+    """The worst figures over all experiments: what limits one run makes it void."""
+    clients = [e.summary.client for e in result.experiments if e.summary is not None]
+    if clients and all(client.receive_clock == "simulated" for client in clients):
+        return "simulated clock: the client cannot be the limit"
+    parts = []
+    for words, name in (("send lateness", "send_lateness_p99_s"), ("loop lag", "loop_lag_p99_s")):
+        values = [v for client in clients if (v := getattr(client, name)) is not None]
+        if values:
+            parts.append(f"{words} p99 at most {numbers.duration(max(values))}")
+    shares = [client.cpu_share for client in clients if client.cpu_share is not None]
+    if shares:
+        parts.append(f"CPU at most {numbers.percent(max(shares))} of a core")
+    clocks = list(dict.fromkeys(client.receive_clock for client in clients))
+    known = [clock for clock in clocks if clock]
+    if known:
+        parts.append(f"chunks stamped by: {', '.join(known)}")
+    return "; ".join(parts)
+
+
+def _engine(first: StoredRun) -> str:
+    server = first.facts.server if first.facts is not None else {}
+    configuration = first.meta.configuration
+    if configuration.engine == "twin":
+        parts = [f"digital twin of {server.get('models_engine', 'vLLM')}"]
+        if "constants" in server:
+            parts.append(f"constants: {server['constants']}")
+        return "; ".join(parts)
+    name = server.get("engine") or configuration.engine
+    version = server.get("version") or configuration.engine_version
+    return " ".join(str(part) for part in (name, version) if part)
+
+
+def _flags(configuration: Configuration) -> str:
+    given = configuration.knobs.given()
+    return ", ".join(f"{name}={value}" for name, value in given.items())
+
+
+def _resolved(facts: RunFacts | None) -> str:
+    knobs = facts.server.get("knobs") if facts is not None else None
+    if not isinstance(knobs, Mapping):
+        return ""
+    return ", ".join(f"{name}={value}" for name, value in knobs.items() if value is not None)
+
+
+def _hardware(configuration: Configuration, facts: RunFacts | None) -> str:
+    if configuration.gpu is None:
+        return "not known (the endpoint does not tell)"
+    price = configuration.price_per_gpu_hour
+    text = f"{configuration.gpus} × {configuration.gpu}"
+    if price is not None:
+        text += f" at {numbers.dollars(price)} per GPU hour"
+    source = facts.server.get("gpu_figures") if facts is not None else None
+    return f"{text}; figures from {source}" if source else text
+
+
+def _plain(values: Mapping[str, Any]) -> str:
+    shown = []
+    for name, value in values.items():
+        words = name.replace("_", " ").removesuffix(" bytes")
+        text = numbers.si(value, "B") if name.endswith("_bytes") else str(value)
+        shown.append(f"{words} {text}")
+    return ", ".join(shown)
+
+
+def _warnings(result: StudyResult) -> list[str]:
+    return _gathered(
+        result, [(e.name, e.summary.verdict.warnings) for e in result.experiments if e.summary]
+    )
+
+
+def _notes(result: StudyResult) -> list[str]:
+    found = [(e.name, e.summary.notes) for e in result.experiments if e.summary]
+    index = [(name, (text,)) for text in result.index.notes for name in ("",)]
+    return _gathered(result, [*index, *found])
+
+
+def _gathered(result: StudyResult, found: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Each text once, with the experiments it is about unless it is about all."""
+    names: dict[str, list[str]] = {}
+    for name, texts in found:
+        for text in texts:
+            names.setdefault(text, []).append(name)
+    everyone = len(result.experiments)
+    lines = []
+    for text, about in names.items():
+        known = [name for name in about if name]
+        whom = "" if not known or len(known) == everyone else f"{', '.join(known)}: "
+        lines.append(whom + text)
+    return lines
