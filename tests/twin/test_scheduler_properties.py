@@ -99,7 +99,7 @@ def test_any_traffic(resolved, arrivals, spare, depth):
     assert s.pool.used == 0
     assert not s.running
     assert not s.waiting
-    assert s.preemptions == sum(len(gone) for _, gone in found)
+    assert s.preemptions == sum(r.preemptions for r in requests)
 
     # The counted way and the request-by-request way decide the same.
     _, _, walked = play(resolved, blocks, arrivals, depth, always_walk=True)

@@ -70,6 +70,7 @@ class Replica:
             self.ended = None
         while self.inbox:
             scheduler.add(self.inbox.popleft())
+        preempted = scheduler.preemptions
         decision = scheduler.schedule() if scheduler.has_work else None
         if decision is not None:
             now = self._launch(decision, now)
@@ -77,6 +78,8 @@ class Replica:
                 return now
         if self._flights:
             return self._wait(now)
+        if scheduler.preemptions > preempted:
+            return now  # a step that only preempted: what gave way may now be admitted
         self.idle = True
         self._busy = False
         return None

@@ -1,0 +1,66 @@
+"""The memory plan against what such configurations show, and the engine's refusals."""
+
+import pytest
+
+from ridgeline.domain.defaults import resolve
+from ridgeline.domain.errors import BadInput, RunFailed
+from ridgeline.domain.hardware import gpu
+from ridgeline.domain.knobs import Knobs
+from ridgeline.domain.model import shape
+from ridgeline.twin.constants import PRIORS
+from ridgeline.twin.memory import plan_memory
+
+
+def plan(on, name="Qwen3-4B", **given):
+    model = shape(name)
+    return plan_memory(model, gpu(on), resolve(Knobs(**given), gpu(on), model), PRIORS)
+
+
+@pytest.mark.parametrize(("on", "tokens"), [("H100", 462_000), ("H200", 870_000)])
+def test_kv_tokens_of_a_plain_serve(on, tokens):
+    """0.92 of the driver's total, less weights and about 2.5 GB for activations and graphs."""
+    found = plan(on)
+    assert found.kv_tokens == pytest.approx(tokens, rel=0.01)
+    taken = found.activation_bytes + found.graph_bytes + found.other_bytes
+    assert 2.0e9 < taken < 3.2e9
+    assert found.block_bytes == 2.25 * 2**20
+    assert found.problem is None
+
+
+def test_what_shrinks_the_pool():
+    base = plan("H100").usable_blocks
+    assert plan("H100", max_num_batched_tokens=16384).usable_blocks < base
+    assert plan("H100", max_num_seqs=128).usable_blocks > base
+    assert plan("H100", gpu_memory_utilization=0.8).usable_blocks < base
+    assert plan("H100", quantization="fp8").usable_blocks > base
+    assert plan("H100", kv_cache_dtype="fp8").usable_blocks == pytest.approx(2 * base, rel=1e-4)
+    assert plan("H100", enforce_eager=True).usable_blocks > base
+
+
+def test_given_sizes_are_taken_exactly():
+    # One block is the engine's own null block.
+    assert plan("H100", num_gpu_blocks_override=5000).usable_blocks == 4999
+    assert plan("H100", kv_cache_memory_bytes=4096 * 2359296).usable_blocks == 4095
+
+
+def test_tensor_parallel_splits_weights_and_cache():
+    one, two = (plan("H100", "Qwen3-32B", tensor_parallel_size=t) for t in (1, 2))
+    assert two.weights_bytes == one.weights_bytes / 2
+    assert two.block_bytes == one.block_bytes / 2
+    with pytest.raises(BadInput, match="no link speed for GB10"):
+        plan("GB10", "Qwen3-32B", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    ("on", "name", "given", "reason"),
+    [
+        ("H100", "meta-llama/Llama-3.1-70B", {}, "not enough GPU memory to load the model: 141"),
+        ("RTX-4090", "Qwen/Qwen3-8B", {"gpu_memory_utilization": 0.7}, "no available memory"),
+        ("L4", "Qwen3-4B", {"kv_cache_memory_bytes": 10**9}, "maximum model length is 6768"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_reason(on, name, given, reason):
+    found = plan(on, name, **given)
+    assert reason in found.problem
+    with pytest.raises(RunFailed, match="memory: "):
+        found.require_fit()
