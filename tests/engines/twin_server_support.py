@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-CLI = (sys.executable, "-m", "ridgeline.cli.main", "twin")
+RIDGELINE = (sys.executable, "-m", "ridgeline.cli.main")
+CLI = (*RIDGELINE, "twin")
 
 
 @dataclass

@@ -16,7 +16,7 @@ def twin(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]",
+            metavar="FILE",
             help="A study file. Without one, fixed latencies must be given.",
             show_default=False,
         ),
