@@ -5,6 +5,7 @@ docstring is the help. Only the file of the verb that is asked for is imported.
 """
 
 import importlib
+import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,12 @@ VERBS = {
     "twin": "ridgeline.cli.twin",
     "schema": "ridgeline.cli.schema",
 }
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"ridgeline {importlib.metadata.version('ridgeline')}")
+        raise typer.Exit
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
@@ -45,13 +52,11 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 
 def _options(
-    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=_version, help="Print the version and stop."
+    ),
 ) -> None:
-    if version:
-        from ridgeline.experiment.plan import ridgeline_version  # noqa: PLC0415
-
-        print(f"ridgeline {ridgeline_version()}")
-        raise typer.Exit
+    """What stands before the verb."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -4,6 +4,7 @@ The only place that knows the terminal. Colour goes when NO_COLOR is set or nobo
 """
 
 import json
+import shlex
 import sys
 import tempfile
 import traceback
@@ -23,6 +24,11 @@ NOT_COMPLETED = 3
 def say(line: str) -> None:
     """One line for the person, on standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+def command_line() -> str:
+    """The command as it can be typed again."""
+    return shlex.join(["ridgeline", *sys.argv[1:]])
 
 
 def show(*renderables: Any, to_stderr: bool = False) -> None:

@@ -242,4 +242,7 @@ def _plan_text(runs: int, kept: int) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:,.3g} ms" if seconds < 10 else f"{seconds:.3g} s"
+    """Milliseconds below 10 s, about three significant figures."""
+    if seconds >= 10:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"

@@ -144,5 +144,10 @@ def _shown(value: float, kind: str) -> str:
     if kind == "share":
         return f"{100 * value:.3g} %"
     if kind == "s":
-        return f"{value * 1e3:.3g} ms" if value < 10 else f"{value:.3g} s"
-    return f"{value:.3g}"
+        return f"{_plain(value * 1e3)} ms" if value < 10 else f"{value:.3g} s"
+    return _plain(value)
+
+
+def _plain(value: float) -> str:
+    """About three significant figures, never with an exponent."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -13,7 +13,7 @@ from ridgeline.domain.errors import BadInput, RidgelineError, StoreError
 from ridgeline.domain.hardware import gpu
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import summarise
-from ridgeline.domain.records import MemorySink, RecordSink, records_from_requests
+from ridgeline.domain.records import MemorySink, RecordSink, RunRecords
 from ridgeline.domain.run import ClientCheck, RunFacts, Source, Watch, Window
 from ridgeline.domain.summary import Summary, VerdictFigures
 from ridgeline.engines.base import DrivePlan, Engine, Timeouts
@@ -30,6 +30,7 @@ from ridgeline.store.run_directory import (
     StoredRun,
     is_finished,
     read_run,
+    write_records,
     write_run,
 )
 from ridgeline.workload.schedule import draw_schedule
@@ -119,8 +120,9 @@ def finish(
     failure: Failure | None = None,
 ) -> StoredRun:
     """Turn what a run left behind into figures and a verdict, and store it all."""
+    records = write_records(folder, sink.requests, sink.step_table)
     known = facts or rebuilt_facts(meta, sink)
-    summary = None if known is None else figures(meta, sink, known)
+    summary = None if known is None else figures(meta, records, known)
     run = StoredRun(
         folder=folder,
         meta=meta,
@@ -131,7 +133,7 @@ def finish(
         events=tuple(sink.events),
         ended_at=utc_now(),
     )
-    write_run(run, sink.requests, sink.step_table)
+    write_run(run)
     return run
 
 
@@ -143,9 +145,8 @@ def _state(facts: RunFacts | None, summary: Summary | None, failure: Failure | N
     return "done" if summary.verdict.valid else "void"
 
 
-def figures(meta: RunMeta, sink: MemorySink, facts: RunFacts) -> Summary:
+def figures(meta: RunMeta, records: RunRecords, facts: RunFacts) -> Summary:
     """The summary of a run with its verdict."""
-    records = records_from_requests(sink.requests, sink.step_table)
     summary = summarise(
         records,
         facts.window,

@@ -87,7 +87,7 @@ def load_study_copy(directory: StudyDirectory) -> Study | None:
         return None
     from ridgeline.workload.studyfile import parse_study  # noqa: PLC0415  brings pydantic and YAML
 
-    return parse_study(text, where=str(directory.path / "study.yaml"))
+    return parse_study(text, str(directory.path / "study.yaml"), folder=directory.path)
 
 
 def results_of(index: StudyIndex, directory: StudyDirectory, study: Study | None) -> StudyResult:

@@ -6,9 +6,11 @@ the same name is moved aside, never overwritten.
 """
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -83,48 +85,56 @@ def run_plan(
     command: str,
     study_text: str | None = None,
     cores: int | None = None,
+    keep: bool = True,
+    gpu_minutes: float | None = None,
 ) -> Outcome:
     """Do every run of the plan that is not there yet; raises StoreError.
 
-    `engine_for` gives the engine of a configuration's engine name.
+    `engine_for` gives the engine of a configuration's engine name. `keep` False measures also what
+    is there (it is moved aside). `gpu_minutes` limits the time of real GPUs: no run starts whose
+    traffic would exceed it; the rest stays planned.
     """
     runs = plan_runs(plan)
     with directory.held():
-        return _run_held(
-            plan, runs, directory, engine_for, watch, command=command, text=study_text, cores=cores
-        )
+        index = _begin(plan, runs, directory, command)
+        if study_text is not None:
+            directory.write_study_text(study_text)
+        todo, kept = _split(runs, directory, keep=keep)
+        book = _book(index, directory, watch, todo, kept)
+        _do(todo, book, engine_for, cores or usable_cores(), _Budget(gpu_minutes))
+    states = {entry.state for entry in book.index.runs.values()}
+    return Outcome(book.index, watch.stop_asked() or "interrupted" in states)
 
 
-def _run_held(
-    plan: Plan,
-    runs: Sequence[PlannedRun],
+def _book(
+    index: StudyIndex,
     directory: StudyDirectory,
-    engine_for: Callable[[str], Engine],
     watch: StudyWatch,
-    *,
-    command: str,
-    text: str | None,
-    cores: int | None,
-) -> Outcome:
-    index = _begin(plan, runs, directory, command)
-    if text is not None:
-        directory.write_study_text(text)
-    todo, kept = _split(runs, directory)
+    todo: Sequence[PlannedRun],
+    kept: Sequence[StoredRun],
+) -> "_Book":
     for run in kept:
         index = index.with_run(_entry(run))
     directory.write_index(index)
     watch.planned(todo, kept)
-    book = _Book(directory, index, watch)
+    return _Book(directory, index, watch)
+
+
+def _do(
+    todo: Sequence[PlannedRun],
+    book: "_Book",
+    engine_for: Callable[[str], Engine],
+    cores: int,
+    budget: "_Budget",
+) -> None:
+    """Twins over the cores, everything else one after another."""
     in_pool = [r for r in todo if r.configuration.engine == "twin"]
-    in_turn = [r for r in todo if r.configuration.engine != "twin"]
-    workers = min(cores or usable_cores(), len(in_pool))
+    workers = min(cores, len(in_pool))
     if workers > 1:
         _run_in_pool(in_pool, book, engine_for, workers)
     else:
-        _run_in_turn(in_pool, book, engine_for)
-    _run_in_turn(in_turn, book, engine_for)
-    states = {entry.state for entry in book.index.runs.values()}
-    return Outcome(book.index, watch.stop_asked() or "interrupted" in states)
+        _run_in_turn(in_pool, book, engine_for, budget)
+    _run_in_turn([r for r in todo if r not in in_pool], book, engine_for, budget)
 
 
 def usable_cores() -> int:
@@ -148,6 +158,9 @@ class _Book:
     def ended(self, run: StoredRun) -> None:
         self._write(_entry(run))
         self.watch.ended(run)
+
+    def left_out(self, run: PlannedRun, reason: str) -> None:
+        self._write(replace(self.index.runs[run.run_id], reason=reason))
 
     def _write(self, entry: RunEntry) -> None:
         self.index = self.index.with_run(entry)
@@ -190,14 +203,15 @@ def _begin(
 
 
 def _split(
-    runs: Sequence[PlannedRun], directory: StudyDirectory
+    runs: Sequence[PlannedRun], directory: StudyDirectory, *, keep: bool
 ) -> tuple[list[PlannedRun], list[StoredRun]]:
     """Runs still to be done, and those that are there. What stands in the way is moved aside."""
     todo, kept = [], []
     for run in runs:
         folder = directory.run_folder(run.run_id)
         found = recover(folder)
-        if found is not None and found.state in KEPT and found.meta.fingerprint == run.fingerprint:
+        same = found is not None and found.meta.fingerprint == run.fingerprint
+        if keep and same and found is not None and found.state in KEPT:
             kept.append(found)
             continue
         if found is not None:
@@ -224,15 +238,42 @@ def _entry(run: StoredRun) -> RunEntry:
     )
 
 
+@dataclass(slots=True)
+class _Budget:
+    """Minutes of real GPUs that may be used; None = no limit."""
+
+    minutes: float | None
+    used: float = 0.0
+
+    def allows(self, run: PlannedRun) -> bool:
+        """Whether the run's traffic fits into what is left."""
+        if self.minutes is None or run.configuration.engine == "twin":
+            return True
+        seconds = run.workload.warmup_s + run.workload.duration_s
+        return self.used + seconds / 60 * run.configuration.gpus <= self.minutes
+
+    def spend(self, run: PlannedRun, seconds: float) -> None:
+        """Take what a run took, start of its engine included."""
+        self.used += seconds / 60 * run.configuration.gpus
+
+
 def _run_in_turn(
-    runs: Sequence[PlannedRun], book: _Book, engine_for: Callable[[str], Engine]
+    runs: Sequence[PlannedRun],
+    book: _Book,
+    engine_for: Callable[[str], Engine],
+    budget: _Budget,
 ) -> None:
     for run in runs:
         if book.watch.stop_asked():
             return
+        if not budget.allows(run):
+            book.left_out(run, f"not run: it would exceed {budget.minutes:g} GPU minutes")
+            continue
         engine = engine_for(run.configuration.engine)
         folder = book.directory.run_folder(run.run_id)
+        begun = time.monotonic()
         book.ended(carry_out(run, folder, engine, book.started(run)))
+        budget.spend(run, time.monotonic() - begun)
 
 
 def _run_in_pool(
@@ -278,7 +319,13 @@ def _ignore_interrupt() -> None:
 
 def _work(run: PlannedRun, folder: Path, engine_for: Callable[[str], Engine]) -> Path:
     """One run in a worker; what came of it is read back from the disk by the parent."""
-    return carry_out(run, folder, engine_for(run.configuration.engine), SilentWatch()).folder
+    # A run keeps some hundred thousand records alive; looking through them for cycles again and
+    # again takes a fifth of its time and finds none.
+    gc.disable()
+    try:
+        return carry_out(run, folder, engine_for(run.configuration.engine), SilentWatch()).folder
+    finally:
+        gc.enable()
 
 
 def recover_study(directory: StudyDirectory) -> StudyIndex:

@@ -85,12 +85,20 @@ class StoredRun:
         return self.state == "done"
 
 
-def write_run(
-    run: StoredRun, requests: Sequence[RequestRecord], steps: StepTable | None = None
-) -> None:
-    """Write a finished run and drop its journal; raises StoreError (the journal then stays)."""
-    make_folder(run.folder)
-    write_tables(run.folder, requests, steps)
+def write_records(
+    folder: Path, requests: Sequence[RequestRecord], steps: StepTable | None = None
+) -> RunRecords:
+    """Write a run's tables and read them back, so that its figures are those of what is stored.
+
+    The run is not finished before `write_run`. Raises StoreError.
+    """
+    make_folder(folder)
+    write_tables(folder, requests, steps)
+    return read_tables(folder)
+
+
+def write_run(run: StoredRun) -> None:
+    """Finish a run whose tables are written, and drop its journal. Raises StoreError."""
     write_json(run.folder / RUN_FILE, _to_json(run))
     with contextlib.suppress(OSError):
         (run.folder / JOURNAL_FILE).unlink(missing_ok=True)

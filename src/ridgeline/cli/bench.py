@@ -1,0 +1,232 @@
+"""`ridgeline bench`: measure a server that runs already."""
+
+import datetime
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ridgeline.cli.output import (
+    GATE_FAILED,
+    INTERRUPTED,
+    NOT_COMPLETED,
+    command_line,
+    one_line,
+    say,
+    show,
+    write_json,
+)
+from ridgeline.domain.errors import BadInput
+
+if TYPE_CHECKING:
+    from ridgeline.domain.workload import Arrivals, Outputs, Prompts, Workload
+    from ridgeline.experiment.plan import Plan
+    from ridgeline.store.run_directory import StoredRun
+
+NAME = "bench"
+DEFAULT_DURATION_S = 30.0
+LONGEST_S = 3600.0  # a run of --requests that has not ended by then ends with what it has
+WARMUP_SHARE, LONGEST_WARMUP_S = 0.2, 10.0
+
+
+class EndpointKind(enum.StrEnum):
+    """Which part of the API is asked."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+class Process(enum.StrEnum):
+    """Law of the arrivals of an open loop."""
+
+    POISSON = "poisson"
+    CONSTANT = "constant"
+    GAMMA = "gamma"
+
+
+def bench(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Base URL, with or without /v1.")],
+    *,
+    model: Annotated[
+        str | None, typer.Option(metavar="M", help="Model name [the first one served].")
+    ] = None,
+    endpoint: Annotated[EndpointKind, typer.Option(help="API to use.")] = EndpointKind.CHAT,
+    users: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Closed loop: N users, one request at a time each."),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(metavar="R", help="Open loop: R requests per second.")
+    ] = None,
+    process: Annotated[Process, typer.Option(help="Arrivals of --rate.")] = Process.POISSON,
+    burstiness: Annotated[
+        float, typer.Option(metavar="B", help="Shape of --process gamma; smaller is burstier.")
+    ] = 1.0,
+    duration: Annotated[
+        float | None, typer.Option(metavar="S", help="Measure for S seconds [30].")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Measure N requests instead.")
+    ] = None,
+    warmup: Annotated[
+        float | None,
+        typer.Option(metavar="S", min=0, help="Same traffic before it [a fifth, at most 10 s]."),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens a prompt.")] = 256,
+    output_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens a reply.")] = (
+        128
+    ),
+    spread: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Lengths vary evenly by this share of them, both ways."),
+    ] = 0.0,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Ask for exactly as many output tokens.")
+    ] = False,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of arrivals, lengths.")] = 0,
+    slo: Annotated[
+        str,
+        typer.Option(metavar="LIMITS", help='"ttft_p95_ms=2000,itl_p95_ms=20"; exit 1 if missed.'),
+    ] = "",
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU behind the URL.")] = None,
+    gpus: Annotated[int, typer.Option(metavar="N", min=1, help="How many of them.")] = 1,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(metavar="USD", min=0, help="Price, for the cost per token.")
+    ] = None,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the summary as JSON; - is stdout.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where results go [runs/bench-<time>].")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Plain lines instead of a live bar, no table.")
+    ] = False,
+) -> int:
+    """Measure the OpenAI-compatible server at URL under a load of users or of a rate.
+
+    The API key comes from RIDGELINE_API_KEY or OPENAI_API_KEY. Ctrl-C keeps what was measured.
+    """
+    from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415  --help is quick
+    from ridgeline.domain.slo import parse_slo  # noqa: PLC0415
+    from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts  # noqa: PLC0415
+    from ridgeline.engines.endpoint import HttpEndpoint  # noqa: PLC0415
+    from ridgeline.experiment.plan import Plan, PlannedExperiment  # noqa: PLC0415
+
+    limits = parse_slo(slo)
+    arrivals = Arrivals(users=users, rate_per_s=rate, process=process, burstiness=burstiness)
+    _check(arrivals.users, arrivals.rate_per_s, duration, requests)
+    workload = _workload(
+        arrivals,
+        Prompts(Lengths(prompt_tokens, spread)),
+        Outputs(Lengths(output_tokens, spread), ignore_eos),
+        seconds=(duration, warmup),
+        requests=requests,
+        seed=seed,
+    )
+    info = HttpEndpoint(url, model=model).info()
+    configuration = Configuration(
+        model=info.model,
+        knobs=Knobs(max_model_len=info.max_model_len),
+        engine="endpoint",
+        engine_version=info.version,
+        gpu=_known(gpu),
+        gpus=gpus,
+        price_per_gpu_hour=price_per_gpu_hour,
+        url=url,
+    )
+    experiment = PlannedExperiment(NAME, configuration, workload, "")
+    plan = Plan(NAME, "bench", None, (experiment,), limits, 1, endpoint)
+    folder = out or Path("runs") / f"bench-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    return _measure(plan, folder, json, quiet=quiet)
+
+
+def _check(
+    users: int | None, rate: float | None, duration: float | None, requests: int | None
+) -> None:
+    if (users is None) == (rate is None):
+        raise BadInput("give either --users or --rate", fix="--users 16 or --rate 5")
+    if rate is not None and not 0 < rate < float("inf"):
+        raise BadInput(f"--rate must be above 0 requests per second, not {rate:g}")
+    if duration is not None and requests is not None:
+        raise BadInput("give --duration or --requests, not both")
+    if duration is not None and not 0 < duration < float("inf"):
+        raise BadInput(f"--duration must be above 0 seconds, not {duration:g}")
+
+
+def _known(gpu: str | None) -> str | None:
+    """The catalogue's name of a GPU; raises BadInput for an unknown one."""
+    from ridgeline.domain import hardware  # noqa: PLC0415
+
+    return None if gpu is None else hardware.gpu(gpu).name
+
+
+def _workload(
+    arrivals: "Arrivals",
+    prompts: "Prompts",
+    outputs: "Outputs",
+    *,
+    seconds: tuple[float | None, float | None],
+    requests: int | None,
+    seed: int,
+) -> "Workload":
+    """The traffic; `seconds` are duration and warm-up as asked for."""
+    from ridgeline.domain.workload import Workload  # noqa: PLC0415
+
+    duration, warmup = seconds
+    measured = duration or (LONGEST_S if requests else DEFAULT_DURATION_S)
+    if warmup is None:
+        warmup = min(LONGEST_WARMUP_S, WARMUP_SHARE * measured)
+    return Workload(arrivals, prompts, outputs, measured, warmup, requests, seed)
+
+
+def _measure(plan: "Plan", folder: Path, json: str | None, *, quiet: bool) -> int:
+    from ridgeline.cli.progress import StudyProgress, display, stop_on_interrupt  # noqa: PLC0415
+    from ridgeline.experiment.engines import engine_named  # noqa: PLC0415
+    from ridgeline.experiment.runner import run_plan  # noqa: PLC0415
+    from ridgeline.store.run_directory import read_run  # noqa: PLC0415
+    from ridgeline.store.study_directory import StudyDirectory  # noqa: PLC0415
+
+    directory = StudyDirectory(folder)
+    with stop_on_interrupt() as stop, display(quiet=quiet) as shown:
+        outcome = run_plan(
+            plan,
+            directory,
+            engine_named,
+            StudyProgress(shown, stop),
+            command=command_line(),
+            keep=False,
+        )
+    run = read_run(directory.run_folder(outcome.index.order[0]))
+    if run.summary is not None:
+        write_json(json, run.summary.to_json())
+        if not quiet:
+            _show(folder, to_stderr=json == "-")
+    say(f"results: {folder} (`ridgeline report {folder} --html FILE` for the page)")
+    return INTERRUPTED if outcome.interrupted else _exit_code(run)
+
+
+def _show(folder: Path, *, to_stderr: bool) -> None:
+    from ridgeline.report.console import single_run  # noqa: PLC0415
+    from ridgeline.report.load import load_report  # noqa: PLC0415
+
+    show(single_run(load_report(folder, details=False)), to_stderr=to_stderr)
+
+
+def _exit_code(run: "StoredRun") -> int:
+    """0, 1 for a missed limit, 2 for a request that was refused before it was sent, 3 for a run
+    that is void or failed; the reason is said.
+    """
+    if run.failure is not None:
+        say(f"ridgeline: {one_line(run.failure.text)}")
+        return 2 if run.failure.kind == "refused" else NOT_COMPLETED
+    if run.summary is None or not run.summary.verdict.valid:
+        reasons = run.summary.verdict.reasons if run.summary else ("nothing was measured",)
+        say(f"ridgeline: the run is void: {'; '.join(reasons)}")
+        return NOT_COMPLETED
+    missed = [r for r in run.summary.slo if not r.met]
+    for result in missed:
+        found = "is not known" if result.value is None else f"found {result.value:.4g}"
+        say(f"ridgeline: limit missed: {result.limit}, {found}")
+    return GATE_FAILED if missed else 0

@@ -1,0 +1,36 @@
+"""`ridgeline report`: show what a study or a bench left on disk."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ridgeline.cli.output import say, show
+
+
+def report(
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="The folder of a study or a bench."),
+    ],
+    *,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the self-contained page here.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no table.")] = False,
+) -> int:
+    """Show the results in DIR, and write them as one HTML page that needs no network.
+
+    Runs that were cut off are recovered from their journals first.
+    """
+    from ridgeline.report.console import single_run, study  # noqa: PLC0415  heavy for --help
+    from ridgeline.report.html import write  # noqa: PLC0415
+    from ridgeline.report.load import load_report  # noqa: PLC0415
+
+    loaded = load_report(directory, details=html is not None)
+    if not quiet:
+        show(single_run(loaded) if loaded.baseline is None else study(loaded))
+    if html is not None:
+        write(loaded, html)
+        say(f"report: {html}")
+    return 0

@@ -1,0 +1,155 @@
+"""`ridgeline study`: run a study file's experiments, compare them, hold findings and gates."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ridgeline.cli.output import (
+    GATE_FAILED,
+    INTERRUPTED,
+    NOT_COMPLETED,
+    command_line,
+    say,
+    show,
+    write_json,
+)
+from ridgeline.domain.errors import BadInput
+
+if TYPE_CHECKING:
+    from ridgeline.experiment.results import StudyResult
+    from ridgeline.store.study_directory import StudyDirectory
+    from ridgeline.workload.study import Study
+
+
+def study(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The study file (YAML).")],
+    *,
+    engine: Annotated[
+        str | None, typer.Option(metavar="E", help="Serve with this engine instead of the file's.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Runs of each experiment.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Only this experiment and the baseline; may be repeated."
+        ),
+    ] = None,
+    gate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Exit 1 when this experiment misses the file's SLO."),
+    ] = None,
+    check_published: Annotated[
+        bool,
+        typer.Option(
+            "--check-published", help="Exit 1 when a finding's mark is not the one expected."
+        ),
+    ] = False,
+    gpu_minutes: Annotated[
+        float | None,
+        typer.Option(metavar="M", min=0, help="Start no run that would exceed M GPU minutes."),
+    ] = None,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where results go [runs/<name>].")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Plain lines instead of live bars, no table.")
+    ] = False,
+) -> int:
+    """Run every experiment of FILE, repeated and interleaved, and compare it with the baseline.
+
+    Runs that are finished in DIR are not repeated. Ctrl-C keeps what was measured.
+    """
+    from ridgeline.cli.progress import StudyProgress, display, stop_on_interrupt  # noqa: PLC0415
+    from ridgeline.experiment.engines import engine_named  # noqa: PLC0415
+    from ridgeline.experiment.plan import plan_of  # noqa: PLC0415
+    from ridgeline.experiment.results import results_of, to_json  # noqa: PLC0415
+    from ridgeline.experiment.runner import run_plan  # noqa: PLC0415
+    from ridgeline.store.study_directory import StudyDirectory  # noqa: PLC0415
+    from ridgeline.workload.study import override  # noqa: PLC0415
+    from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
+
+    loaded = override(load_study(file), engine=engine, repeats=repeats, only=only or ())
+    gates = [loaded.experiment(name).name for name in gate or ()]
+    _check(loaded, gates, check_published=check_published)
+    plan = plan_of(loaded)
+    for name in dict.fromkeys(e.configuration.engine for e in plan.experiments):
+        engine_named(name)  # an engine that is not built in is told before anything runs
+    directory = StudyDirectory(out or Path("runs") / loaded.name)
+    with stop_on_interrupt() as stop, display(quiet=quiet) as shown:
+        outcome = run_plan(
+            plan,
+            directory,
+            engine_named,
+            StudyProgress(shown, stop),
+            command=command_line(),
+            study_text=loaded.text,
+            gpu_minutes=gpu_minutes,
+        )
+    result = results_of(outcome.index, directory, loaded)
+    write_json(json, to_json(result))
+    if not quiet:
+        _show(result, directory, to_stderr=json == "-")
+    say(f"results: {directory.path} (`ridgeline report {directory.path} --html FILE` for the page)")
+    if outcome.interrupted:
+        return INTERRUPTED
+    return _exit_code(result, gates, check_published=check_published)
+
+
+def _check(study: "Study", gates: list[str], *, check_published: bool) -> None:
+    """Refuse gates that cannot be judged, before anything runs."""
+    if gates and not study.slo.limits:
+        raise BadInput(
+            "--gate needs limits", where=f"study {study.name}", fix="add slo: to the study file"
+        )
+    if check_published and not any(f.expected for f in study.findings):
+        raise BadInput(
+            "--check-published needs findings with an expectation",
+            where=f"study {study.name}",
+            fix="add findings: with twin: to the study file",
+        )
+
+
+def _show(result: "StudyResult", directory: "StudyDirectory", *, to_stderr: bool) -> None:
+    from ridgeline.report.console import study  # noqa: PLC0415
+    from ridgeline.report.load import report_of  # noqa: PLC0415
+
+    show(study(report_of(result, directory, details=False)), to_stderr=to_stderr)
+
+
+def _exit_code(result: "StudyResult", gates: list[str], *, check_published: bool) -> int:
+    """3 when an experiment has no valid run, else 1 when a gate fails, else 0; each is said."""
+    code = 0
+    for name in gates:
+        experiment = result.experiment(name)
+        assert experiment is not None
+        missed = (
+            ["no valid run"]
+            if experiment.summary is None or experiment.void
+            else [f"{r.limit} ({_value(r.value)})" for r in experiment.summary.slo if not r.met]
+        )
+        if missed:
+            say(f"gate failed: {name} misses {', '.join(missed)}")
+            code = GATE_FAILED
+    if check_published:
+        for held in result.findings:
+            if held.as_expected is False:
+                mark = held.mark or f"not judged ({held.reason})"
+                say(
+                    f"published finding {held.finding.id}: {mark}, the study file expects"
+                    f" {held.finding.expected}"
+                )
+                code = GATE_FAILED
+    lost = [e for e in result.experiments if e.summary is None or e.void]
+    for experiment in lost:
+        say(f"no valid run of {experiment.name}: {experiment.failure}")
+    return NOT_COMPLETED if lost else code
+
+
+def _value(value: float | None) -> str:
+    return "not known" if value is None else f"found {value:.4g}"
