@@ -39,15 +39,26 @@ def both(script: Script, **options: float) -> tuple[RequestRecord, Served, Outco
         return outcome.records[0], mock.served[0], outcome
 
 
-def ttft_ms(record: RequestRecord) -> float:
+def first_came_with(part: int, script: Script) -> tuple[RequestRecord, Served]:
+    """Drive one request; its first content must carry the time at which `part` was written.
+
+    The server's own stamp is the truth: on a busy machine it may be late itself.
+    """
+    record, served, outcome = both(script)
     assert record.first_ns is not None
-    assert record.sent_ns is not None
-    return (record.first_ns - record.sent_ns) / MS
+    miss = served.miss_ns(part, record.first_ns + outcome.result.zero_ns)
+    assert -0.3 * MS < miss < 8 * MS
+    return record, served
 
 
 def gaps_ms(record: RequestRecord) -> np.ndarray:
     assert record.chunk_ns is not None
     return np.diff(record.chunk_ns) / MS
+
+
+def sent_gaps_ms(served: Served, parts: list[int]) -> np.ndarray:
+    """The gaps between some writes of the server."""
+    return np.diff([served.sent_ns[p] for p in parts]) / MS
 
 
 def test_stamps_are_the_servers_own() -> None:
@@ -56,29 +67,30 @@ def test_stamps_are_the_servers_own() -> None:
         outcome = drive(mock.url, closed(4, duration_s=1.5))
         mock.stop()
     records = outcome.of_identity(4)
-    errors, lags = [], []
+    misses: list[int] = []
+    lags: list[int] = []
     for served in mock.served:
         record = records[served.identity]
         assert record.failure is None
         assert record.output_tokens == 20
         assert record.chunk_ns is not None
         assert record.sent_ns is not None
-        # part 0 is the head; the last part carries the last chunk's follow-up
-        sent = np.array(served.sent_ns[1:21]) - outcome.result.zero_ns
-        errors += list(record.chunk_ns - sent)
+        # part 0 is the head; what follows the last chunk has a part of its own
+        for part, stamp in enumerate(record.chunk_ns.tolist(), start=1):
+            misses.append(served.miss_ns(part, stamp + outcome.result.zero_ns))
         lags.append(served.received_ns - outcome.result.zero_ns - record.sent_ns)
-    assert len(errors) >= 400
-    assert min(errors) > -0.3 * MS  # nothing arrives before it was sent
-    assert np.median(errors) < 0.5 * MS
-    assert np.percentile(errors, 90) < 2 * MS
+    assert len(misses) >= 400
+    assert min(misses) > -0.3 * MS  # nothing arrives before it was sent
+    assert np.median(np.abs(misses)) < 0.2 * MS
+    assert np.percentile(np.abs(misses), 95) < 1 * MS
     assert min(lags) > 0  # sent before it was received
     assert outcome.result.client.receive_clock == "kernel"
     assert all(r.read_timed == 0 for r in records.values())
 
 
 def test_role_chunk_is_not_the_first_token() -> None:
-    record = one(stream([(5, role()), (214, text("Hi")), (220, finish() + usage(9, 1) + DONE)]))
-    assert ttft_ms(record) == pytest.approx(214, abs=10)
+    script = stream([(5, role()), (214, text("Hi")), (220, finish() + usage(9, 1) + DONE)])
+    record, _ = first_came_with(2, script)
     assert record.failure is None
 
 
@@ -86,13 +98,14 @@ def test_role_chunk_is_not_the_first_token() -> None:
 def test_reasoning_counts_and_the_first_answer_is_known(field: str) -> None:
     events = [(100 + 10 * i, delta(**{field: "hm"})) for i in range(25)]
     events += [(350 + 10 * i, text()) for i in range(5)]
-    record = one(stream([*events, (395, finish() + usage(9, 30) + DONE)]))
+    record, served = first_came_with(1, stream([*events, (395, finish() + usage(9, 30) + DONE)]))
     assert record.chunk_ns is not None
+    assert record.first_ns is not None
     assert len(record.chunk_ns) == 30
-    assert ttft_ms(record) == pytest.approx(100, abs=10)
+    assert record.output_tokens == 30
     assert record.first_answer_ns == record.chunk_ns[25]
-    assert record.sent_ns is not None
-    assert (record.first_answer_ns - record.sent_ns) / MS == pytest.approx(350, abs=10)
+    thinking = (record.first_answer_ns - record.first_ns) / MS
+    assert thinking == pytest.approx(sent_gaps_ms(served, [1, 26])[0], abs=8)
 
 
 def test_error_event_after_tokens_is_a_failure() -> None:
@@ -120,14 +133,15 @@ def test_a_reply_without_content_has_no_ttft(events: bytes) -> None:
 
 def test_a_stall_shows_as_one_gap() -> None:
     times = [100 + 10 * i + (1000 if i >= 10 else 0) for i in range(50)]
-    record = one(
-        stream([*[(t, text()) for t in times], (times[-1], finish() + usage(9, 50) + DONE)])
+    record, served = first_came_with(
+        1, stream([*[(t, text()) for t in times], (times[-1], finish() + usage(9, 50) + DONE)])
     )
-    gaps = gaps_ms(record)
+    gaps, sent = gaps_ms(record), sent_gaps_ms(served, list(range(1, 51)))
     assert len(gaps) == 49
-    assert gaps.max() == pytest.approx(1010, abs=15)
     assert gaps.argmax() == 9
-    assert gaps.mean() == pytest.approx((48 * 10 + 1010) / 49, abs=1)
+    assert gaps.max() > 950
+    assert gaps.max() == pytest.approx(sent.max(), abs=8)
+    assert gaps.mean() == pytest.approx(sent.mean(), abs=0.3)
 
 
 def test_comments_crlf_split_and_joined_events() -> None:
@@ -140,19 +154,17 @@ def test_comments_crlf_split_and_joined_events() -> None:
         (360, text("c") + text("d")),
         (380, finish() + usage(9, 4) + DONE),
     ]
-    record = one(stream(parts))
+    record, served = first_came_with(7, stream(parts))
     assert record.failure is None
-    assert record.chunk_ns is not None
-    assert ttft_ms(record) == pytest.approx(300, abs=10)
-    assert np.round(gaps_ms(record) / 20).tolist() == [2, 1, 0]
+    assert gaps_ms(record)[:2] == pytest.approx(sent_gaps_ms(served, [7, 9, 10]), abs=8)
+    assert gaps_ms(record)[2] == 0
     assert record.chunk_shared is not None
     assert record.chunk_shared.tolist() == [False, False, False, True]
 
 
 def test_everything_in_one_read_is_marked_as_such() -> None:
     """100 chunks in one segment after 1 s: TTFT is 1 s, and no decode rate can be had of it."""
-    record = one(at_once(plain_stream(100), 1000))
-    assert ttft_ms(record) == pytest.approx(1000, abs=15)
+    record, _ = first_came_with(0, at_once(plain_stream(100), 1000))
     assert record.chunk_ns is not None
     assert record.chunk_shared is not None
     assert len(record.chunk_ns) == 100
@@ -163,12 +175,13 @@ def test_everything_in_one_read_is_marked_as_such() -> None:
 
 def test_several_tokens_a_chunk_are_counted_by_usage() -> None:
     events = [(200, text("a")), *[(t, text("b c d e")) for t in (240, 280, 320)]]
-    record = one(stream([*events, (325, finish() + usage(9, 13) + DONE)]))
+    record, served = first_came_with(1, stream([*events, (325, finish() + usage(9, 13) + DONE)]))
     assert record.output_tokens == 13
     assert record.first_ns is not None
     assert record.last_ns is not None
-    assert (record.last_ns - record.first_ns) / MS / 12 == pytest.approx(10, abs=0.5)
-    assert np.median(gaps_ms(record)) == pytest.approx(40, abs=3)
+    per_token = (record.last_ns - record.first_ns) / MS / 12
+    assert per_token == pytest.approx(sent_gaps_ms(served, [1, 4])[0] / 12, abs=0.8)
+    assert gaps_ms(record) == pytest.approx(sent_gaps_ms(served, [1, 2, 3, 4]), abs=8)
 
 
 def test_early_stop_is_seen_as_what_it_is() -> None:

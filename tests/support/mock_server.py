@@ -47,11 +47,16 @@ class Served:
     head: bytes
     body: bytes
     received_ns: int
-    sent_ns: list[int] = field(default_factory=list)
+    sent_ns: list[int] = field(default_factory=list)  # just before each write
+    done_ns: list[int] = field(default_factory=list)  # just after it
     left: bool = False  # the client closed before the script was over
 
     def json(self) -> Any:
         return json.loads(self.body)
+
+    def miss_ns(self, part: int, at_ns: int) -> int:
+        """How far a time lies outside the write of a part: below 0 before it, above 0 after it."""
+        return min(at_ns - self.sent_ns[part], 0) + max(at_ns - self.done_ns[part], 0)
 
     @property
     def identity(self) -> int:
@@ -306,6 +311,7 @@ class _Engine:
                 served.left = True
                 self._drop(peer)
                 return
+            served.done_ns.append(time.monotonic_ns())
             part += 1
         if script.after == "keep":
             peer.busy = False

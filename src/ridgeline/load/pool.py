@@ -9,13 +9,16 @@ from ridgeline.load.http import IDLE, Connection, Site
 from ridgeline.load.loop import Loop
 from ridgeline.load.request import InFlight
 
+STALE = 5
+
 
 class Pool:
     """Hands connections to requests and opens what is missing. Implements `http.Owner`.
 
     `spare`: how many idle connections are kept ready. `on_sent(request)` is called when a
     request's bytes went to the kernel. A request whose kept connection turns out to be closed
-    before a byte of the reply came is sent once more on a new one.
+    before a byte of the reply came is sent once more, on a new one. A server that does this to
+    STALE requests and never lets a connection be used twice gets a new one for each request.
     """
 
     def __init__(
@@ -37,6 +40,10 @@ class Pool:
         self._all: set[Connection] = set()
         self._opening: dict[Connection, int] = {}  # -> deadline
         self._waiting: deque[InFlight] = deque()
+        self._again: deque[InFlight] = deque()  # these wait for a new connection, not for any
+        self._stale = 0
+        self._reuse = True
+        self._reused = False
 
     @property
     def idle(self) -> int:
@@ -70,7 +77,7 @@ class Pool:
 
     def _wait(self, request: InFlight) -> None:
         self._waiting.append(request)
-        if len(self._opening) < len(self._waiting):
+        if len(self._opening) < len(self._waiting) + len(self._again):
             self.open(1)
 
     def _send(self, connection: Connection, request: InFlight, *, kept: bool) -> bool:
@@ -90,34 +97,45 @@ class Pool:
         """Send again on a new connection what a closed one left unanswered."""
         request.retries += 1
         request.sent_ns = None
-        # at the front: it has waited longer than any other
-        self._waiting.appendleft(request)
+        self._again.append(request)
         self.open(1)
+        self._stale += 1
+        if self._stale >= STALE and not self._reused:
+            self._reuse = False
 
     def release(self, connection: Connection) -> None:
         """Take a connection back after a reply, or after its end."""
+        if connection.served > 1:
+            self._reused = True
+        if connection.state == IDLE and connection.served and not self._reuse:
+            connection.close()
+            self.open(1)
         if connection.state != IDLE:
             self._all.discard(connection)
-        elif not self._waiting:
+            return
+        queue = self._again if self._again and not connection.served else self._waiting
+        if not queue:
             self._idle.append(connection)
-        else:
-            request = self._waiting.popleft()
-            if not self._send(connection, request, kept=connection.served > 0):
-                self._waiting.appendleft(request)
-                self._refused("closed by the server right after connecting")
+            return
+        request = queue.popleft()
+        if not self._send(connection, request, kept=connection.served > 0):
+            queue.appendleft(request)
+            self._refused("closed by the server right after connecting")
 
     def _refused(self, detail: str) -> None:
         """A connection meant for waiting requests was not to be had."""
         self.failed_connects += 1
         self.last_detail = detail
-        if len(self._waiting) > len(self._opening):
-            self._waiting.popleft().give_up(time.monotonic_ns(), "connect", detail)
+        if len(self._waiting) + len(self._again) > len(self._opening):
+            queue = self._again or self._waiting
+            queue.popleft().give_up(time.monotonic_ns(), "connect", detail)
 
     def forget(self, request: InFlight) -> bool:
         """Drop a request that still waits for a connection; False when it does not."""
-        if request in self._waiting:
-            self._waiting.remove(request)
-            return True
+        for queue in (self._waiting, self._again):
+            if request in queue:
+                queue.remove(request)
+                return True
         return False
 
     def sweep(self, now_ns: int) -> None:
