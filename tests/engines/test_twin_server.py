@@ -1,6 +1,8 @@
 """The twin's HTTP server: the protocol as vLLM speaks it, and the pacing that it claims."""
 
+import contextlib
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -10,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from twin_server_support import (
     CLI,
     Crowd,
@@ -21,6 +25,8 @@ from twin_server_support import (
     running,
     unchunk,
 )
+
+from ridgeline.engines.twin_server.protocol import ApiError, Served, parse_ask, tokenize
 
 FIXED = ("--fixed-ttft-ms", "20", "--fixed-itl-ms", "5", "--model", "double")
 
@@ -206,6 +212,27 @@ def test_a_request_may_come_byte_by_byte(server: Server) -> None:
         assert b'"completion_tokens": 1' in read_until(sock, b"}}")
 
 
+def test_a_chunked_body_is_taken(server: Server) -> None:
+    head, _, body = raw_post(chat(1)).partition(b"\r\n\r\n")
+    lines = [line for line in head.split(b"\r\n") if not line.startswith(b"content-length")]
+    with socket.create_connection(server.address) as sock:
+        sock.sendall(b"\r\n".join([*lines, b"transfer-encoding: chunked", b"", b""]))
+        for part in (body[:20], body[20:]):
+            sock.sendall(b"%x\r\n%b\r\n" % (len(part), part))
+        sock.sendall(b"0\r\n\r\n")
+        assert read_until(sock, b"}}").startswith(b"HTTP/1.1 200")
+
+
+def test_an_offer_of_http_2_is_declined_and_the_request_served(server: Server) -> None:
+    """As Java's client sends it: the body comes with the offer, another request follows."""
+    offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAM\r\n"
+    with socket.create_connection(server.address) as sock:
+        sock.sendall(raw_post(chat(2), extra=offer) + raw_post(chat(3)))
+        got = read_until(sock, b"}}", times=2)
+    assert got.count(b"HTTP/1.1 200 OK") == 2
+    assert got.index(b'"completion_tokens": 2') < got.index(b'"completion_tokens": 3')
+
+
 def test_connection_close_is_honoured(server: Server) -> None:
     with socket.create_connection(server.address) as sock:
         sock.sendall(raw_post(chat(1), extra="connection: close\r\n"))
@@ -319,6 +346,55 @@ def test_an_endless_head_is_cut_off(server: Server) -> None:
     with socket.create_connection(server.address) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\n" + b"x-h: " + b"y" * 70_000 + b"\r\n\r\n")
         assert read_until(sock, b"never").startswith(b"HTTP/1.1 431")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=6,
+)
+FIELDS = (
+    "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "n", "stream",
+    "stream_options", "echo", "tools", "logprobs", "stop", "temperature",
+)  # fmt: skip
+MESSAGES = st.lists(st.fixed_dictionaries({"role": JSON, "content": JSON}), max_size=3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON | MESSAGES), st.booleans())
+def test_any_body_is_checked_or_refused(fields: dict[str, Any], is_chat: bool) -> None:
+    served = Served("double", 4096)
+    body = json.dumps(fields).encode()
+    refused, ask = None, None
+    try:
+        ask = parse_ask(body, served, chat=is_chat)
+    except ApiError as error:
+        refused = error
+    if ask is not None:
+        assert 1 <= ask.output_tokens <= 4096 - len(ask.prompt)
+    else:
+        assert refused is not None
+        assert refused.status in {400, 404}
+        assert json.loads(refused.body())["error"]["code"] == refused.status
+    with contextlib.suppress(ApiError):
+        assert json.loads(tokenize(body, served))["count"] >= 0
+
+
+def test_noise_on_the_wire_hurts_nobody_else(server: Server) -> None:
+    """A stream goes on while 200 connections send damaged requests."""
+    rng = random.Random(3)
+    whole = raw_post(chat(2, stream=True))
+    with socket.create_connection(server.address) as good:
+        good.sendall(raw_post(chat(60, stream=True)))
+        for _ in range(200):
+            damaged = bytearray(whole)
+            for _ in range(rng.randint(1, 30)):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            with socket.create_connection(server.address) as bad:
+                bad.sendall(damaged[: rng.randint(1, len(damaged))])
+        body = read_until(good, b"[DONE]")
+    assert body.count(b'"content":"') == 61
+    assert server.get("/health")[0] == 200
 
 
 # -- metrics -------------------------------------------------------------------------------------

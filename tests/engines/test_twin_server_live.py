@@ -114,7 +114,7 @@ def test_the_live_pacer_sends_what_the_offline_simulation_says(replicas: int) ->
     assert len(gaps) > 50
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_clients_that_leave_give_everything_back(data: st.DataObject) -> None:
     """Cancelled while unread, waiting, in the prompt or decoding: slots and blocks come back."""

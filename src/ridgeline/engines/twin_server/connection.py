@@ -91,13 +91,36 @@ class Connection:
             return False
         if self._parser is None:  # refused earlier; the rest is not listened to
             return True
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400)
-        except httptools.HttpParserError:
-            self._refuse(400)
+        self._parse(data)
         return True
+
+    def _parse(self, data: bytes) -> None:
+        while data and self._parser is not None:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._decline_upgrade(data[upgrade.args[0] :])
+                continue
+            except httptools.HttpParserError:
+                self._refuse(400)
+            return
+
+    def _decline_upgrade(self, rest: bytes) -> bytes:
+        """What to parse instead of a request that offers another protocol, and the rest after it.
+
+        Some clients offer HTTP/2 with every first request. The parser stops there, body unread; the
+        request begins anew without the offer, so that it is answered in HTTP/1.1.
+        """
+        request = self._request
+        if self._parser is None or request.method == "CONNECT":
+            self._refuse(400)
+            return b""
+        hop = ("upgrade", "connection", "http2-settings")
+        headers = [f"{k}: {v}\r\n" for k, v in request.headers.items() if k not in hop]
+        start = f"{request.method} {self._url.decode('latin-1')} HTTP/1.1\r\n"
+        self._parser = httptools.HttpRequestParser(self)
+        self._reset()
+        return (start + "".join(headers) + "\r\n").encode("latin-1") + rest
 
     def _refuse(self, status: int) -> None:
         """Answer with `status` after what was asked before, then close."""
@@ -139,7 +162,7 @@ class Connection:
 
     def on_message_complete(self) -> None:
         """One request is whole."""
-        if self._parser is None:
+        if self._parser is None or self._parser.should_upgrade():
             return
         request = self._request
         request.path = self._url.decode("latin-1").partition("?")[0]

@@ -206,7 +206,10 @@ def tokenize(body: bytes, served: Served) -> bytes:
     fields = parse_json(body)
     check_model(fields, served)
     words = _chat_tokens(fields) if "messages" in fields else _prompt_tokens(fields)
-    ids = [w if isinstance(w, int) else zlib.crc32(str(w).encode()) % TOKEN_IDS for w in words]
+    ids = [
+        w if isinstance(w, int) else zlib.crc32(str(w).encode(errors="surrogatepass")) % TOKEN_IDS
+        for w in words
+    ]
     reply = {"count": len(ids), "max_model_len": served.max_model_len, "tokens": ids}
     return json.dumps({**reply, "token_strs": None}).encode()
 

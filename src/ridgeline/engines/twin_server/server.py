@@ -5,6 +5,7 @@ import errno
 import gc
 import itertools
 import json
+import logging
 import os
 import re
 import socket
@@ -39,6 +40,7 @@ from ridgeline.engines.twin_server.routes import (
 from ridgeline.engines.twin_server.stream import Stream
 
 BACKLOG = 4096
+_LOG = logging.getLogger(__name__)
 # Counting an ended stream costs tens of microseconds: it waits for such a gap between tokens, but
 # not for ever.
 _SETTLE_GAP_NS = 300_000
@@ -269,6 +271,10 @@ class TwinServer:
         except ApiError as error:
             status, body, kind = error.status, error.body(), "application/json"
             allow = METHODS.get(request.path) if status == 405 else None
+        except Exception:  # one bad request must not cut the streams of all others
+            _LOG.exception("a request to %s failed", request.path)
+            fault = ApiError(500, "the twin's server has a fault; its log has the details")
+            status, body, kind, allow = 500, fault.body(), "application/json", None
         if status == 0:  # a generation was started
             return
         self._count_http(request, status)
