@@ -51,9 +51,25 @@ def test_block_intervals_cover_the_truth_where_pooled_order_statistics_do_not() 
         half = 1.96 * np.sqrt(6000 * 0.95 * 0.05)
         pooled = np.sort(values)[[int(5700 - half), int(5700 + half)]]
         hits_pooled += pooled[0] <= TRUE_P95 <= pooled[1]
-    assert 0.90 <= hits_p95 / draws <= 0.99
+    # Only 3 of the 60 independent seconds lie above the p95: nominal 95 %, about 91 % in truth.
+    assert 0.87 <= hits_p95 / draws <= 0.99
     assert 0.90 <= hits_mean / draws <= 0.99
     assert hits_pooled / draws < 0.5
+
+
+def test_a_tail_out_of_few_blocks_is_not_to_be_trusted() -> None:
+    """60 independent paces hardly ever show their p99: most intervals must say they are blind."""
+    trusted = missed = 0
+    for seed in range(100):
+        values, at = shared_run(np.random.default_rng(seed))
+        found = latency_intervals(values, at, percentiles(values), blocks(WINDOW, 2.0))
+        assert found["p50"].reason is None
+        trusted += found["p99"].reason is None
+        high = found["p99"].high
+        assert high is not None
+        missed += high < 0.005 * np.exp(2.3263 * np.sqrt(0.2**2 + 0.1**2))
+    assert missed > 10
+    assert trusted <= 20
 
 
 def test_few_blocks_widen_the_interval() -> None:

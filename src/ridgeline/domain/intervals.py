@@ -7,7 +7,7 @@ block bootstrap; Kuensch 1989). A block keeps its values as a histogram on a log
 resample is a weighted sum of histograms and its cost does not depend on the number of values.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,9 +19,12 @@ from ridgeline.domain.summary import Interval, Percentiles
 FEWEST_BLOCKS = 5
 MOST_BLOCKS = 30
 RESAMPLES = 400
-BIN_WIDTH = 0.005  # relative width of a histogram bin
-_SHORTEST_S = 1e-6  # values below go into the first bin
-_BINS = int(np.log(1e9) / BIN_WIDTH) + 1  # up to 1000 s
+# A histogram bin is a floating-point exponent and the first 8 bits of its mantissa: at most 0.4 %
+# wide, and found by a shift instead of a logarithm. From 2 ** -20 s (1 us) to 2 ** 12 s.
+_SHIFT = 52 - 8
+_SHORTEST_S, _LONGEST_S = 2.0**-20, 2.0**12
+_FIRST = int(np.float64(_SHORTEST_S).view(np.int64)) >> _SHIFT
+_BINS = (int(np.float64(_LONGEST_S).view(np.int64)) >> _SHIFT) - _FIRST + 1
 _Z = 1.959963984540054  # 97.5 % point of the normal distribution
 
 
@@ -40,8 +43,7 @@ class Blocks:
     def of(self, at_ns: Ints | Floats) -> Ints:
         """Block index 0..count-1 of time stamps inside the window."""
         span = self.window.end_ns - self.window.start_ns
-        place = (at_ns - self.window.start_ns) * (self.count / span)
-        return np.clip(place.astype(np.int64), 0, self.count - 1)
+        return ((at_ns - self.window.start_ns) * (self.count / span)).astype(np.int64)
 
     @property
     def weights(self) -> Floats:
@@ -80,27 +82,42 @@ def latency_intervals(
     weights = cut.weights
     drawn = weights @ np.bincount(block, minlength=cut.count)
     sums = weights @ np.bincount(block, values, minlength=cut.count)
-    draws = [sums[drawn > 0] / drawn[drawn > 0]]
-    draws.extend(_resampled_percentiles(values, block, cut.count, weights))
+    percentile_draws, tails = _resampled_percentiles(values, block, cut.count, weights)
+    draws = [sums[drawn > 0] / drawn[drawn > 0], *percentile_draws]
     result = {}
-    for (key, reason), resampled in zip(reasons.items(), draws, strict=True):
+    for (key, reason), resampled, tail in zip(
+        reasons.items(), draws, (float(cut.count), *tails), strict=True
+    ):
         estimate = getattr(found, key)
         if estimate is None:
             result[key] = Interval(None, None, n, reason or "not resolvable")
-        else:
-            result[key] = _around(estimate, resampled, cut.count, n)
+            continue
+        doubt = None
+        if tail < FEWEST_BLOCKS:
+            doubt = f"too narrow to trust: the values above it lie in about {tail:.0f} time blocks"
+        result[key] = replace(_around(estimate, resampled, cut.count, n), reason=doubt)
     return result
 
 
-def _resampled_percentiles(values: Floats, block: Ints, count: int, weights: Floats) -> Floats:
-    """PERCENTS of each resample, as values on the logarithmic grid: shape (len(PERCENTS), R)."""
-    bins = np.log(np.maximum(values, _SHORTEST_S) / _SHORTEST_S) / BIN_WIDTH
-    places = np.minimum(bins.astype(np.int64), _BINS - 1)
-    table = np.bincount(block * _BINS + places, minlength=count * _BINS).reshape(count, _BINS)
+def _resampled_percentiles(
+    values: Floats, block: Ints, count: int, weights: Floats
+) -> tuple[Floats, list[float]]:
+    """PERCENTS of each resample, shape (len(PERCENTS), R), and in how many blocks each tail lies.
+
+    The second is the effective number (sum n)^2 / sum n^2 over the blocks' counts n of values at
+    or above the percentile: a tail out of one bad second says nothing about the next one.
+    """
+    places = np.clip(values, _SHORTEST_S, _LONGEST_S).view(np.int64) >> _SHIFT
+    places += block * _BINS - _FIRST
+    table = np.bincount(places, minlength=count * _BINS).reshape(count, _BINS)
     used = np.flatnonzero(table.any(axis=0))
-    cumulated = np.cumsum(weights @ table[:, used], axis=1)
+    table = table[:, used]
+    whole = np.cumsum(table.sum(axis=0))
+    cumulated = np.cumsum(weights @ table, axis=1)
     draw = np.arange(len(weights))
-    found = np.empty((len(PERCENTS), len(weights)))
+    low_edge = ((used + _FIRST) << _SHIFT).view(np.float64)
+    high_edge = ((used + _FIRST + 1) << _SHIFT).view(np.float64)
+    found, tails = np.empty((len(PERCENTS), len(weights))), []
     for i, percent in enumerate(PERCENTS):
         target = cumulated[:, -1] * (percent / 100)
         bin_index = (cumulated >= target[:, None] - 1e-9).argmax(axis=1)
@@ -108,8 +125,11 @@ def _resampled_percentiles(values: Floats, block: Ints, count: int, weights: Flo
         lower = np.where(bin_index > 0, cumulated[draw, bin_index - 1], 0.0)
         # Where in its bin the percentile falls, so that the grid does not show.
         part = (target - lower) / np.maximum(upper - lower, 1e-9)
-        found[i] = _SHORTEST_S * np.exp((used[bin_index] + part) * BIN_WIDTH)
-    return found
+        low, high = low_edge[bin_index], high_edge[bin_index]
+        found[i] = low + part * (high - low)
+        above = table[:, np.searchsorted(whole, whole[-1] * (percent / 100)) :].sum(axis=1)
+        tails.append(float(above.sum() ** 2 / (above.astype(np.float64) ** 2).sum()))
+    return found, tails
 
 
 def rate_interval(per_block: Floats | Ints, n: int, cut: Blocks) -> Interval:
