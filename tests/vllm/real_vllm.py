@@ -47,6 +47,8 @@ class ServerCounts:
     prefix_cache_hits: float
     ttft_sum_s: float
     ttft_count: float
+    e2e_sum_s: float
+    e2e_count: float
 
     def since(self, before: "ServerCounts") -> "ServerCounts":
         """What was added after `before`."""
@@ -102,6 +104,8 @@ class RealVllm:
             prefix_cache_hits=totals["vllm:prefix_cache_hits_total"],
             ttft_sum_s=totals["vllm:time_to_first_token_seconds_sum"],
             ttft_count=totals["vllm:time_to_first_token_seconds_count"],
+            e2e_sum_s=totals["vllm:e2e_request_latency_seconds_sum"],
+            e2e_count=totals["vllm:e2e_request_latency_seconds_count"],
         )
 
 
