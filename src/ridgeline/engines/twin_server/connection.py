@@ -13,6 +13,7 @@ import httptools
 
 MAX_BODY = 64 << 20
 MAX_HEAD = 64 << 10
+HIGH_WATER = 1 << 20
 MAX_UNSENT = 16 << 20  # a reader that lags this far behind is cut off
 _READ = 256 << 10
 
@@ -213,6 +214,11 @@ class Connection:
     def drained(self) -> bool:
         """True when everything written has gone to the kernel."""
         return not self._unsent
+
+    @property
+    def takes_more(self) -> bool:
+        """False while the reader lags: its next pipelined request waits then."""
+        return len(self._unsent) < HIGH_WATER
 
     def close(self) -> None:
         """Close the socket and break the cycle with the parser."""

@@ -243,7 +243,7 @@ class TwinServer:
 
     def _take_requests(self, connection: Connection) -> None:
         while connection.requests and not connection.busy and not connection.closed:
-            if connection.close_when_sent:
+            if connection.close_when_sent or not connection.takes_more:
                 break
             self._answer(connection, connection.requests.popleft())
         if connection.close_when_sent and connection.drained and not connection.closed:
