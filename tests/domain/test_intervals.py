@@ -35,7 +35,7 @@ TRUE_MEAN = 0.005 * np.exp((0.2**2 + 0.1**2) / 2)
 
 def test_block_intervals_cover_the_truth_where_pooled_order_statistics_do_not() -> None:
     hits_p95 = hits_mean = hits_pooled = 0
-    draws = 200
+    draws = 100
     for seed in range(draws):
         rng = np.random.default_rng(seed)
         values, at = shared_run(rng)
@@ -60,7 +60,7 @@ def test_block_intervals_cover_the_truth_where_pooled_order_statistics_do_not() 
 def test_a_tail_out_of_few_blocks_is_not_to_be_trusted() -> None:
     """60 independent paces hardly ever show their p99: most intervals must say they are blind."""
     trusted = missed = 0
-    for seed in range(100):
+    for seed in range(60):
         values, at = shared_run(np.random.default_rng(seed))
         found = latency_intervals(values, at, percentiles(values), blocks(WINDOW, 2.0))
         assert found["p50"].reason is None
@@ -68,12 +68,12 @@ def test_a_tail_out_of_few_blocks_is_not_to_be_trusted() -> None:
         high = found["p99"].high
         assert high is not None
         missed += high < 0.005 * np.exp(2.3263 * np.sqrt(0.2**2 + 0.1**2))
-    assert missed > 10
-    assert trusted <= 20
+    assert missed > 6
+    assert trusted <= 15
 
 
 def test_few_blocks_widen_the_interval() -> None:
-    hits, draws = 0, 300
+    hits, draws = 0, 100
     for seed in range(draws):
         values, at = shared_run(np.random.default_rng(1000 + seed))
         found = latency_intervals(values, at, percentiles(values), blocks(WINDOW, 10.0))["mean"]
@@ -84,7 +84,7 @@ def test_few_blocks_widen_the_interval() -> None:
 
 
 def test_rates_cover_too() -> None:
-    hits, draws = 0, 300
+    hits, draws = 0, 100
     for seed in range(draws):
         rng = np.random.default_rng(seed)
         per_second = 100 * np.exp(rng.normal(0, 0.2, 60))

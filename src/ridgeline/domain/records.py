@@ -144,7 +144,8 @@ class StepTable:
 
     def offset(self, replica: int) -> int:
         """Row of the replica's first step."""
-        return int(np.searchsorted(self.replica, replica))
+        # Of the column's own type: another one would make numpy convert the whole column.
+        return int(np.searchsorted(self.replica, self.replica.dtype.type(replica)))
 
 
 class RecordSink(Protocol):
@@ -231,11 +232,14 @@ class RunRecords:
 def step_chunk_ns(runs: StepRuns, table: StepTable) -> Ints:
     """Arrival times (ns) of the chunks that the given steps delivered."""
     base = table.offset(runs.replica)
-    rows = [np.arange(base + f, base + f + c) for f, c in zip(runs.first, runs.count, strict=True)]
-    if not rows:
-        return np.empty(0, dtype=np.int64)
-    stamps: Ints = table.delivered_ns[np.concatenate(rows)]
-    return stamps
+    firsts, counts = runs.first.tolist(), runs.count.tolist()
+    if len(firsts) == 1:
+        one: Ints = table.delivered_ns[base + firsts[0] : base + firsts[0] + counts[0]]
+        return one
+    pieces = [
+        table.delivered_ns[base + f : base + f + c] for f, c in zip(firsts, counts, strict=True)
+    ]
+    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
 
 def records_from_requests(
@@ -243,7 +247,7 @@ def records_from_requests(
 ) -> RunRecords:
     """Turn single records into columns; derives a twin's chunk times from its steps."""
     rows = sorted(requests, key=lambda r: r.index)
-    chunks, shared = [], []
+    chunks: list[Ints] = []
     for row in rows:
         if row.chunk_ns is not None:
             stamps = row.chunk_ns
@@ -253,11 +257,12 @@ def records_from_requests(
         else:
             stamps = np.empty(0, dtype=np.int64)
         chunks.append(stamps)
-        shared.append(
-            row.chunk_shared if row.chunk_shared is not None else np.zeros(len(stamps), np.bool_)
-        )
     start = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(c) for c in chunks], out=start[1:])
+    shared = np.zeros(int(start[-1]), dtype=np.bool_)
+    for row, low, high in zip(rows, start.tolist(), start[1:].tolist(), strict=False):
+        if row.chunk_shared is not None:
+            shared[low:high] = row.chunk_shared
     return RunRecords(
         index=np.array([r.index for r in rows], dtype=np.int64),
         numbers={
@@ -269,6 +274,6 @@ def records_from_requests(
         text={name: [getattr(r, name) for r in rows] for name in TEXT_COLUMNS},
         chunk_start=start,
         chunk_ns=np.concatenate(chunks) if chunks else np.empty(0, dtype=np.int64),
-        chunk_shared=np.concatenate(shared) if shared else np.empty(0, dtype=np.bool_),
+        chunk_shared=shared,
         steps=steps,
     )
