@@ -8,11 +8,15 @@ from ridgeline.load.digest import Digest
 from ridgeline.load.loop import Loop
 
 BEAT_NS = 10_000_000
+SHORT_NS = 100_000_000
 KERNEL_SHARE = 0.99  # of the reads, for a run to call its receive clock "kernel"
 
 
 class SelfCheck:
-    """Watches the client over the window: `begin` at its start, `finish` at its end.
+    """Watches the client: `begin` when the window opens, `close_window`, `finish` at the very end.
+
+    Lag and backlog count until the end, because requests of the window are followed until then;
+    the CPU share is that of the window.
 
     Loop lag is what an event met that came at a random moment: a beat is due every 10 ms, and
     every beat counts with its own lateness, those that one long stall swallowed too.
@@ -44,14 +48,17 @@ class SelfCheck:
             self._due_ns += BEAT_NS
         self._loop.call_at(self._due_ns, self._beat)
 
-    @property
-    def watching(self) -> bool:
-        """True between `begin` and `finish`."""
-        return self._began is not None
-
     def sent(self, late_ns: int) -> None:
         """Note how late a request of the window went out."""
         self._lateness.add(late_ns)
+
+    def close_window(self) -> None:
+        """Note the CPU share, unless the window was too short to tell."""
+        if self._began is None:
+            return
+        wall_ns = time.monotonic_ns() - self._began[0]
+        if wall_ns >= SHORT_NS:
+            self._cpu_share = (time.process_time_ns() - self._began[1]) / wall_ns
 
     def finish(self) -> None:
         """Stop to count."""
@@ -61,9 +68,8 @@ class SelfCheck:
         while self._due_ns <= now:  # beats that the last turn swallowed
             self._lag.add(now - self._due_ns)
             self._due_ns += BEAT_NS
-        wall_ns = now - self._began[0]
-        if wall_ns > 0:
-            self._cpu_share = (time.process_time_ns() - self._began[1]) / wall_ns
+        if self._cpu_share is None:
+            self.close_window()
         self._began = None
 
     def result(self, connections: int) -> ClientCheck:

@@ -48,7 +48,7 @@ class KernelClock:
 
     `steps` counts the clock steps seen. A step makes stamps unusable for SETTLE_NS: what was
     stamped before it can still be waiting to be read. `backlog` collects, in ns, how long
-    stamped bytes waited to be read; `unstamped` counts the reads that had to use their own time.
+    stamped bytes (the last segment of each read) waited to be read; `unstamped` counts the reads that had to use their own time.
     """
 
     def __init__(self) -> None:

@@ -105,6 +105,7 @@ class Driver:
                 self._connect()
                 self._begin()
                 self._loop.run()
+                self._check.finish()
         finally:
             for pool in self._pools:
                 pool.close()
@@ -172,7 +173,7 @@ class Driver:
         if not self._offering:
             return
         self._offering = False
-        self._check.finish()
+        self._check.close_window()
         self._deadline_ns = time.monotonic_ns() + self._limits.grace_ns
         if not self._in_flight:
             self._loop.stop()

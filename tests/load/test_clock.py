@@ -1,0 +1,202 @@
+"""Receive times: kernel stamps on the monotonic clock, and every reason not to trust one."""
+
+import socket
+import struct
+import time
+
+import pytest
+
+from ridgeline.load import clock as clock_module
+from ridgeline.load.clock import (
+    ANCILLARY_BYTES,
+    SETTLE_NS,
+    SO_TIMESTAMPNS,
+    KernelClock,
+    ask_for_stamps,
+    realtime_stamp,
+)
+from support.driving import RecordingWatch, closed, drive
+from support.mock_server import MockServer, plain_stream
+
+MS = 1_000_000
+
+
+class Wall:
+    """A wall clock that tests move: time_ns = monotonic + offset."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.offset = 1_700_000_000_000_000_000
+        monkeypatch.setattr(clock_module, "time", self)
+
+    @staticmethod
+    def monotonic_ns() -> int:
+        return time.monotonic_ns()
+
+    def time_ns(self) -> int:
+        return time.monotonic_ns() + self.offset
+
+
+def test_a_stamp_becomes_monotonic(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = Wall(monkeypatch)
+    clock = KernelClock()
+    now = time.monotonic_ns()
+    clock.sample(now)
+    arrived = now + 3 * MS
+    at, kernel = clock.receive_ns(arrived + wall.offset, now + 20 * MS, now)
+    assert kernel
+    assert abs(at - arrived) < 50_000
+
+
+def test_without_a_stamp_it_is_the_time_of_the_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    Wall(monkeypatch)
+    assert KernelClock().receive_ns(None, 7, 3) == (7, False)
+
+
+@pytest.mark.parametrize("step_ms", [-5000, -2, 2, 5000])
+def test_a_clock_step_falls_back_to_the_read(monkeypatch: pytest.MonkeyPatch, step_ms: int) -> None:
+    wall = Wall(monkeypatch)
+    clock = KernelClock()
+    now = time.monotonic_ns()
+    clock.sample(now)
+    stamped_before = now + 1 * MS + wall.offset
+    wall.offset += step_ms * MS
+    clock.sample(now + 2 * MS)
+    assert clock.steps == 1
+    assert clock.receive_ns(stamped_before, now + 3 * MS, now) == (now + 3 * MS, False)
+    later = now + 2 * MS + SETTLE_NS
+    clock.sample(later)
+    at, kernel = clock.receive_ns(later + MS + wall.offset, later + 5 * MS, now)
+    assert kernel
+    assert abs(at - later - MS) < 50_000
+    assert clock.steps == 1
+
+
+def test_slow_drift_is_followed_without_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = Wall(monkeypatch)
+    clock = KernelClock()
+    now = time.monotonic_ns()
+    for turn in range(100):
+        wall.offset += 50_000  # 5 ms in all
+        clock.sample(now + turn * 10 * MS)
+    end = now + 1000 * MS
+    at, kernel = clock.receive_ns(end + wall.offset, end + 9 * MS, now)
+    assert kernel
+    assert abs(at - end) < 50_000
+    assert clock.steps == 0
+
+
+def test_impossible_stamps_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = Wall(monkeypatch)
+    clock = KernelClock()
+    now = time.monotonic_ns()
+    clock.sample(now)
+    read, sent = now + 10 * MS, now
+    future = clock.receive_ns(read + 5 * MS + wall.offset, read, sent)
+    assert future == (read, False)
+    before_the_send = clock.receive_ns(sent - 5 * MS + wall.offset, read, sent)
+    assert before_the_send == (read, False)
+    # inside the sampling error: believed, but never outside [send, read]
+    assert clock.receive_ns(read + 50_000 + wall.offset, read, sent) == (read, True)
+    assert clock.receive_ns(sent - 50_000 + wall.offset, read, sent) == (sent, True)
+
+
+def test_stamps_are_read_from_ancillary_data_only_where_they_are() -> None:
+    stamp = struct.pack("@ll", 12, 345)
+    assert realtime_stamp([(socket.SOL_SOCKET, SO_TIMESTAMPNS, stamp)]) == 12_000_000_345
+    assert realtime_stamp([]) is None
+    assert realtime_stamp([(socket.SOL_SOCKET, 2, stamp)]) is None
+    assert realtime_stamp([(socket.SOL_SOCKET, SO_TIMESTAMPNS, stamp[:8])]) is None
+
+
+def test_the_kernel_knows_when_a_late_reader_got_its_bytes() -> None:
+    """Bytes wait 50 ms in the socket before they are read: the stamp is that of their arrival."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours = socket.socket()
+    assert ask_for_stamps(ours)
+    ours.connect(listener.getsockname())
+    theirs, _ = listener.accept()
+    clock = KernelClock()
+    before = time.monotonic_ns()
+    theirs.send(b"x")
+    after = time.monotonic_ns()
+    time.sleep(0.05)
+    _, ancillary, _, _ = ours.recvmsg(100, ANCILLARY_BYTES)
+    read = time.monotonic_ns()
+    clock.sample(read)
+    at, kernel = clock.receive_ns(realtime_stamp(ancillary), read, before)
+    for sock in (listener, ours, theirs):
+        sock.close()
+    assert kernel
+    assert before - 100_000 <= at <= after + 5 * MS
+    assert read - at > 40 * MS
+
+
+def test_a_late_reader_still_has_true_stamps() -> None:
+    """The loop stalls 150 ms in the middle of a stream; every stamp is still the server's."""
+
+    class Stall(RecordingWatch):
+        def stop_asked(self) -> bool:
+            if self.asked == 3:
+                time.sleep(0.15)
+            return super().stop_asked()
+
+    with MockServer([plain_stream(40, first_ms=10, gap_ms=10)]) as mock:
+        outcome = drive(mock.url, closed(requests=1, duration_s=5.0), watch=Stall())
+        record, served = outcome.records[0], mock.served[0]
+    assert record.chunk_ns is not None
+    assert record.chunk_shared is not None
+    shared = record.chunk_shared.tolist()
+    assert sum(shared) >= 5  # what came during the stall came out of one read, and is marked
+    alone = [
+        served.miss_ns(i + 1, stamp + outcome.result.zero_ns)
+        for i, stamp in enumerate(record.chunk_ns.tolist())
+        if not shared[i] and not (i + 1 < len(shared) and shared[i + 1])
+    ]
+    assert len(alone) > 10
+    assert max(abs(miss) for miss in alone) < 8 * MS
+    # the read of the stall carries its last segment's time, so no stamp is 150 ms late
+    gaps = (record.chunk_ns[1:] - record.chunk_ns[:-1]).tolist()
+    assert max(gaps) > 90 * MS
+    check = outcome.result.client
+    assert check.receive_clock == "kernel"
+    assert check.loop_lag_max_s is not None
+    assert check.loop_lag_max_s > 0.1
+
+
+def test_a_wall_clock_step_in_a_run_changes_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock jumps back 5 s: durations stay right, and it is said what they rest on."""
+    wall_steps = [0]
+    real = time.time_ns
+
+    class Stepping:
+        monotonic_ns = staticmethod(time.monotonic_ns)
+
+        @staticmethod
+        def time_ns() -> int:
+            return real() - wall_steps[0]
+
+    monkeypatch.setattr(clock_module, "time", Stepping)
+
+    class Jump(RecordingWatch):
+        def stop_asked(self) -> bool:
+            if self.asked == 4:
+                wall_steps[0] = 5_000_000_000
+            return super().stop_asked()
+
+    with MockServer([plain_stream(50, first_ms=10, gap_ms=10)]) as mock:
+        outcome = drive(mock.url, closed(requests=1, duration_s=5.0), watch=Jump())
+        record, served = outcome.records[0], mock.served[0]
+    assert record.failure is None
+    assert record.chunk_ns is not None
+    assert (record.chunk_ns[1:] >= record.chunk_ns[:-1]).all()
+    misses = [
+        served.miss_ns(i + 1, stamp + outcome.result.zero_ns)
+        for i, stamp in enumerate(record.chunk_ns.tolist())
+    ]
+    assert min(misses) > -0.3 * MS
+    assert sorted(misses)[len(misses) * 3 // 4] < 10 * MS
+    # kernel stamps before the step; after it this fake keeps the kernel's stamps "in the future"
+    assert record.read_timed is not None
+    assert 10 <= record.read_timed <= 45
+    assert outcome.result.client.receive_clock == "read"
+    assert any("stepped" in note for note in outcome.result.notes)
