@@ -77,6 +77,47 @@ def test_a_twins_summary_fits() -> None:
     checker(schema_of("summary")).validate(body)
 
 
+SMALL_STUDY = """\
+name: small
+model: Qwen/Qwen3-4B
+hardware: {gpu: H100-SXM, price_per_gpu_hour: 3.95}
+workload:
+  arrivals: {users: 16}
+  prompts: {tokens: 32}
+  output_tokens: {min: 8, max: 24}
+  warmup_s: 1
+  duration_s: 4
+slo: {ttft_p95_ms: 2000, error_rate: 0.5}
+baseline: {max_num_seqs: 4}
+experiments:
+  - {name: seqs-8, set: {max_num_seqs: 8}}
+  - {name: refused, set: {tensor_parallel_size: 3}}
+repeats: 2
+findings:
+  - id: more
+    claim: more slots carry more
+    compare: [seqs-8, baseline]
+    ratio: [{metric: throughput.output_tokens_per_s, is: higher}]
+    twin: reproduced
+    because: the batch doubles
+"""
+
+
+def test_a_studys_result_fits(tmp_path: Path) -> None:
+    """A whole study through the command line: one comparison, one experiment that fails."""
+    (tmp_path / "small.yaml").write_text(SMALL_STUDY)
+    target = tmp_path / "result.json"
+    code = run(
+        ["study", str(tmp_path / "small.yaml"), "--json", str(target), "--out", str(tmp_path / "o")]
+    )
+    body = json.loads(target.read_text())
+    checker(schema_of("study-result")).validate(body)
+    assert [r["name"] for r in body["runs"]] == ["baseline", "seqs-8", "refused"]
+    assert body["runs"][2]["summary"] is None
+    assert body["findings"][0]["mark"] == "reproduced"
+    assert code == 3  # one experiment could not be completed
+
+
 def test_a_summary_of_failures_fits_and_a_wrong_one_does_not() -> None:
     window = Window(0, 10**9)
     lost = [
