@@ -172,12 +172,14 @@ class HttpEndpoint:
             if tokens is None:
                 break
             words = _next_words(samples, tokens, info.max_model_len)
+        notes: tuple[str, ...] = ()
         try:
             fit = fit_tokens(samples)
         except ValueError as error:
-            raise EndpointError(f"usage is not to be believed: {error}", where=site.url) from None
+            fit = TokenFit()
+            notes = (f"{error}: prompt lengths are words, not counted tokens",)
         self._fits[plan.endpoint] = fit
-        return Calibration(fit, len(samples), prompt_tokens, output_tokens)
+        return Calibration(fit, len(samples), prompt_tokens, output_tokens, notes)
 
     def _ask_once(self, plan: DrivePlan, site: Site, words: int, number: int) -> RequestRecord:
         """Send one calibration request; raises EndpointError when it fails."""
