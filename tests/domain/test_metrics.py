@@ -333,6 +333,11 @@ def test_tokens_by_the_second() -> None:
     series = per_second(records, 0, 40 * S)
     assert series[9:30] == pytest.approx(np.full(21, 1000))
     assert series.mean() == pytest.approx(775)
+    # A window that opens on the plateau sees its rate; one over the ramps underestimates it.
+    plateau, whole = summary(records, (10, 30)), summary(records, (0, 40))
+    assert plateau.throughput.output_tokens_per_s == pytest.approx(1000)
+    assert whole.throughput.output_tokens_per_s == pytest.approx(775)
+    assert whole.throughput.peak_output_tokens_per_s == pytest.approx(1000)
     assert len(per_second(records, 0, int(2.5 * S))) == 3
 
 
@@ -342,6 +347,13 @@ def test_sample_is_cut_by_sending_and_gaps_by_their_end() -> None:
     sample = take_sample(records, Window(1 * S, 2 * S))
     assert len(sample.rows) == 0
     assert sample.gaps_s.tolist() == pytest.approx([0.1, 0.1])
+
+
+def test_what_a_reader_must_know_is_noted() -> None:
+    found = summary(many(20, chunks_ms=[100, 110], tokens=2, retries=1, read_timed=2))
+    assert "20 requests were sent again: their connection had closed unanswered" in found.notes
+    assert "40 chunks carry the time of their read: the kernel gave none" in found.notes
+    assert summary(many(20, chunks_ms=[100, 110], tokens=2)).notes == ()
 
 
 def test_verdict_and_client_pass_through() -> None:

@@ -338,7 +338,7 @@ def summarise(
         tokens_estimated=sample.tokens_estimated,
         itl_note=itl_note,
         stalled_requests_share=float((stalls > STALL_S).mean()) if len(stalls) else None,
-        notes=(*facts.notes, *_notes(records, sample)),
+        notes=(*facts.notes, *_notes(records, sample, client.receive_clock)),
         accounting=used.seconds,
         steps=used.steps,
         binding_limit=used.binding_limit,
@@ -391,7 +391,7 @@ def _rate_intervals(
     return found
 
 
-def _notes(records: RunRecords, sample: Sample) -> tuple[str, ...]:
+def _notes(records: RunRecords, sample: Sample, clock: str) -> tuple[str, ...]:
     """What a reader must know to read the figures right."""
     notes = []
     counts = np.diff(records.chunk_start)
@@ -407,6 +407,13 @@ def _notes(records: RunRecords, sample: Sample) -> tuple[str, ...]:
     partial = int(counts[sample.rows][~sample.ok].sum())
     if partial:
         notes.append(f"failed requests had delivered {partial} chunks, which count nowhere")
+    sent_again = np.nan_to_num(records.retries[sample.rows])
+    if sent_again.any():
+        n = int(np.count_nonzero(sent_again))
+        notes.append(f"{n} requests were sent again: their connection had closed unanswered")
+    read_timed = int(np.nansum(records.read_timed[sample.rows]))
+    if clock == "kernel" and read_timed:
+        notes.append(f"{read_timed} chunks carry the time of their read: the kernel gave none")
     early = _early_stops(records, sample, tokens)
     if early is not None:
         notes.append(f"{100 * early:.3g} % of the replies ended before their planned length")
