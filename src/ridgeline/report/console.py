@@ -23,7 +23,7 @@ from ridgeline.report.model import (
     StudyReport,
 )
 from ridgeline.report.sentence import Answer, answer
-from ridgeline.report.table import GROUPS, Cell, TableRow, metric_words, table_rows
+from ridgeline.report.table import GROUPS, Cell, TableRow, error_texts, metric_words, table_rows
 from ridgeline.report.verdict import run_counts, void_lines
 
 WIDE = 118  # from this width on the table also has intervals, published values and per-GPU figures
@@ -255,11 +255,7 @@ def _errors(row: ExperimentRow) -> list[Text]:
     rate = numbers.share(counts.error_rate)
     line = f"errors: {numbers.grouped(str(counts.failed))} of {sent} requests failed"
     lines = [Text(f"{line} (error rate {rate})", style="bold red")]
-    known = {one.kind: one for one in row.errors}
-    for kind, count in counts.failures.items():
-        message = known[kind].message if kind in known else None
-        quoted = f': "{message}"' if message else ""
-        lines.append(Text(f"  {kind} × {numbers.grouped(str(count))}{quoted}", style="red"))
+    lines += [Text(f"  {text}", style="red") for text in error_texts(row)]
     return lines
 
 

@@ -16,7 +16,7 @@ from ridgeline.report.figures import ranking_metric, sorted_rows
 from ridgeline.report.model import COST, ExperimentRow, StudyReport
 from ridgeline.report.sentence import answer
 from ridgeline.report.style import styles
-from ridgeline.report.table import GROUPS, TableRow, metric_words, table_rows
+from ridgeline.report.table import GROUPS, TableRow, error_texts, metric_words, table_rows
 from ridgeline.report.verdict import run_counts, void_lines
 
 # Addresses in the vendored bundle (help texts, an unused map source). Removed so that the page
@@ -70,6 +70,7 @@ def _context(report: StudyReport) -> dict[str, Any]:
         "run_counts": text,
         "all_valid": valid == total,
         "void_lines": void_lines(report),
+        "failed": [(row.name, error_texts(row)) for row in report.rows if error_texts(row)],
         "css": Markup(asset("page.css")),  # noqa: S704 - the package's own file
         "script": Markup(asset("page.js")),  # noqa: S704 - the package's own file
         "plotly": Markup(plotly_bundle()) if charts else "",  # noqa: S704 - vendored file

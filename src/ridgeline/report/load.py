@@ -14,6 +14,7 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import take_sample
 from ridgeline.domain.run import Source
 from ridgeline.domain.slo import Slo
+from ridgeline.domain.summary import Summary
 from ridgeline.experiment.findings import FindingResult
 from ridgeline.experiment.protocol import bounds_of
 from ridgeline.experiment.results import (
@@ -141,7 +142,7 @@ def _row(
     row = ExperimentRow(
         name=experiment.name,
         change=experiment.change,
-        summary=experiment.summary,
+        summary=_one_limit(experiment),
         configuration=experiment.configuration,
         load=load_words(experiment.stored[0].meta.workload) if experiment.stored else None,
         void=experiment.summary is not None and experiment.void,
@@ -157,6 +158,15 @@ def _row(
         step_parts=_step_parts(experiment),
     )
     return _with_details(row, experiment) if details else row
+
+
+def _one_limit(experiment: ExperimentResult) -> Summary | None:
+    """The merged summary with the binding limit of one valid run: merging strings joins them."""
+    summary = experiment.summary
+    valid = next(iter(experiment.valid.values()), None)
+    if summary is None or valid is None:
+        return summary
+    return replace(summary, binding_limit=valid.binding_limit)
 
 
 def _step_parts(experiment: ExperimentResult) -> dict[str, float]:

@@ -228,3 +228,17 @@ def _word(difference: Difference, path: str) -> str:
     if path != COST or difference.verdict == "no clear difference":
         return difference.verdict
     return "clearly cheaper" if difference.verdict == "clearly better" else "clearly dearer"
+
+
+def error_texts(row: ExperimentRow) -> list[str]:
+    """Each class of failed requests with its count and one quoted message."""
+    if row.summary is None:
+        return []
+    messages = {one.kind: one.message for one in row.errors}
+    counts = row.summary.requests.failures or {one.kind: one.count for one in row.errors}
+    texts = []
+    for kind, count in counts.items():
+        message = messages.get(kind)
+        quoted = f': "{message}"' if message else ""
+        texts.append(f"{kind} × {numbers.grouped(str(count))}{quoted}")
+    return texts

@@ -151,6 +151,10 @@
       hoverlabel: { bgcolor: colours.panel, bordercolor: colours.line, align: "left",
         font: { color: colours.ink, size: 11.5 } },
     }, look.layout);
+    if (chart.key === "seconds" && element.clientWidth < 520) {
+      // The totals stand right of their bars and need a larger share of a narrow picture.
+      layout.xaxis.range = [0, layout.xaxis.range[1] * 1.25];
+    }
     layout.margin = Object.assign({ l: 52, r: 10, t: 8, b: 40 }, look.layout.margin || {});
     const annotations = look.layout.annotations || [];
     layout.annotations = annotations;

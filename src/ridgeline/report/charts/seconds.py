@@ -106,7 +106,8 @@ def _layout(rows: list[tuple[ExperimentRow, dict[str, float]]]) -> Json:
         )
     return {
         "barmode": "stack",
-        "xaxis": axis("mean seconds of a request, sent to end", range=[0, widest * 1.14]),
+        "uniformtext": {"minsize": 9, "mode": "hide"},
+        "xaxis": axis("mean seconds of a request, sent to end", range=[0, widest * 1.2]),
         "yaxis": axis("", tickvals=[i - 0.12 for i in range(len(rows))],
                       ticktext=[safe(row.name) for row, _ in rows],
                       range=[len(rows) - 0.4, -0.6], showgrid=False),

@@ -1,0 +1,242 @@
+"""The page as a reader sees it: headless Chromium, laptop and phone, light and dark."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from study_factory import CASES, bench, study
+
+from ridgeline.report.html import write
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+if BROWSER is None and os.environ.get("CI") != "true":
+    pytest.skip("no chromium on this machine", allow_module_level=True)
+
+pytestmark = pytest.mark.browser
+LAPTOP, PHONE = {"width": 1366, "height": 768}, {"width": 390, "height": 844}
+ALL_CHARTS = ("tradeoff", "roofline", "seconds", "ecdf-ttft", "ecdf-itl", "time")
+
+
+@dataclass
+class Seen:
+    """An open page and what it did."""
+
+    page: object
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def ask(self, script: str, argument=None):
+        return self.page.evaluate(script, argument)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    assert BROWSER is not None, "install chromium (apt-get install chromium)"
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(
+            executable_path=BROWSER, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    evil = study(cases=CASES[:3])
+    rows = tuple(
+        replace(
+            r, name=f"<img src=x onerror=alert({i})>{r.name}", change="<script>alert(9)</script>"
+        )
+        for i, r in enumerate(evil.rows)
+    )
+    reports = {
+        "study": study(),
+        "bench": bench(50),
+        "evil": replace(evil, rows=rows, baseline=rows[0].name),
+    }
+    for name, report in reports.items():
+        write(report, folder / f"{name}.html")
+    return {name: folder / f"{name}.html" for name in reports}
+
+
+@contextmanager
+def opened(browser, path: Path, viewport, scheme="light", *, scripts=True) -> Iterator[Seen]:
+    context = browser.new_context(
+        viewport=viewport, color_scheme=scheme, java_script_enabled=scripts
+    )
+    page = context.new_page()
+    seen = Seen(page)
+    page.on("request", lambda request: seen.requests.append(request.url))
+    page.on("console", lambda message: seen.complaints.append(message.text)
+            if message.type in ("error", "warning") else None)  # fmt: skip
+    page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+    page.on("dialog", lambda dialog: (seen.complaints.append(dialog.message), dialog.dismiss()))
+    page.goto(path.as_uri())
+    if scripts:
+        page.wait_for_selector("html[data-ready=true]", state="attached", timeout=30_000)
+    try:
+        yield seen
+    finally:
+        context.close()
+
+
+def until(seen: Seen, script: str, seconds: float = 15) -> None:
+    """Wait for a condition. The page's content policy forbids the browser to poll by itself."""
+    end = time.monotonic() + seconds
+    while not seen.ask(script):
+        assert time.monotonic() < end, f"never true: {script}"
+        seen.page.wait_for_timeout(50)
+
+
+def drawn_points(seen: Seen, key: str) -> int:
+    return seen.ask("key => document.querySelectorAll(`#chart-${key} .main-svg path`).length", key)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
+def test_the_page_is_complete_quiet_and_asks_for_nothing(browser, pages, viewport, scheme):
+    with opened(browser, pages["study"], viewport, scheme) as seen:
+        assert seen.requests == [pages["study"].as_uri()]
+        assert seen.complaints == []
+        # Nothing is wider than the screen; on the phone the table scrolls inside itself.
+        assert seen.ask("document.documentElement.scrollWidth") <= viewport["width"]
+        inner = seen.ask("(e => [e.scrollWidth, e.clientWidth])(document.querySelector('.scroll'))")
+        assert (inner[0] > inner[1]) == (viewport is PHONE)
+        for key in ALL_CHARTS:
+            assert drawn_points(seen, key) > 3, key
+        markers = "document.querySelectorAll('#chart-tradeoff .points path').length"
+        assert seen.ask(markers) == len(CASES)
+        # No text of a chart may leave its picture on the right.
+        over = seen.ask(
+            "Array.from(document.querySelectorAll('.chart text')).filter(t => "
+            "t.getBoundingClientRect().right > "
+            "t.closest('.chart').getBoundingClientRect().right + 1).map(t => t.textContent)"
+        )
+        assert over == []
+        ground = seen.ask("getComputedStyle(document.body).backgroundColor")
+        chart = seen.ask("document.querySelector('.chart .main-svg').style.background")
+        assert ground == chart
+        dark = sum(map(int, ground[4:-1].split(","))) < 200
+        assert dark == (scheme == "dark")
+
+
+def test_answer_table_and_picture_are_on_the_first_laptop_screen(browser, pages):
+    with opened(browser, pages["study"], LAPTOP) as seen:
+        ends = seen.ask(
+            "['.answer', 'table.main', '#chart-tradeoff .main-svg'].map("
+            "s => document.querySelector(s).getBoundingClientRect().bottom)"
+        )
+        assert max(ends) <= LAPTOP["height"], ends
+
+
+def test_without_scripts_the_answer_and_the_table_stand(browser, pages):
+    with opened(browser, pages["study"], LAPTOP, scripts=False) as seen:
+        page = seen.page
+        assert "34 % cheaper than the baseline" in page.inner_text(".answer")
+        rows = page.locator("table.main tbody tr:not(.group)")
+        assert rows.count() == len(CASES)
+        assert page.locator("svg.diff").first.bounding_box()["width"] > 50
+        assert page.locator("#tradeoff noscript, #tradeoff .chart").first.is_visible()
+        assert "its numbers are in the table below" in page.inner_text("#chart-tradeoff")
+        page.locator("#tradeoff summary").click()
+        assert "fp8-seqs-64" in page.inner_text("#tradeoff details")
+        assert seen.requests == [pages["study"].as_uri()]
+
+
+def test_a_click_on_a_row_fixes_the_experiment(browser, pages):
+    with opened(browser, pages["study"], LAPTOP) as seen:
+        page = seen.page
+        title = page.locator("#title-ecdf-ttft")
+        assert title.inner_text().startswith("TTFT of fp8-seqs-64:")
+        page.locator("tr[data-name=eager] td").first.click()
+        until(
+            seen,
+            "document.getElementById('title-ecdf-ttft').textContent.startsWith('TTFT of eager:')",
+        )
+        until(seen, "document.getElementById('title-time').textContent.startsWith('eager:')")
+        assert page.locator("tr.chosen").get_attribute("data-name") == "eager"
+        # The keyboard does the same.
+        page.locator("tr[data-name=seqs-64] button").focus()
+        page.keyboard.press("Enter")
+        until(seen, "document.getElementById('title-time').textContent.startsWith('seqs-64:')")
+        pressed = "button.pick[aria-pressed=true]"
+        assert page.locator(pressed).inner_text() == "seqs-64"
+        assert seen.complaints == []
+
+
+def test_the_latency_axis_can_be_changed(browser, pages):
+    with opened(browser, pages["study"], LAPTOP) as seen:
+        seen.page.get_by_role("button", name="ITL", exact=True).click()
+        until(
+            seen,
+            "document.querySelector('#chart-tradeoff .xtitle').textContent.startsWith('p95 ITL')",
+        )
+
+
+def test_hovering_tells_configuration_and_figures(browser, pages):
+    with opened(browser, pages["study"], LAPTOP) as seen:
+        box = seen.page.locator("#chart-tradeoff .points path").first.bounding_box()
+        seen.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        seen.page.wait_for_selector("#chart-tradeoff .hovertext", timeout=5000)
+        text = seen.page.locator("#chart-tradeoff .hoverlayer").text_content()
+        for words in ("max_num_seqs=32", "4 × H100-SXM", "p95 TTFT", "TWIN: prediction"):
+            assert words in text
+
+
+def test_charts_follow_the_reader_who_changes_to_dark(browser, pages):
+    with opened(browser, pages["study"], LAPTOP) as seen:
+        seen.page.emulate_media(color_scheme="dark")
+        until(
+            seen,
+            "document.querySelector('#chart-seconds .main-svg').style.background"
+            " === getComputedStyle(document.body).backgroundColor",
+        )
+
+
+def test_it_prints_to_a4_on_white_even_for_a_dark_reader(browser, pages):
+    with opened(browser, pages["study"], LAPTOP, "dark") as seen:
+        seen.page.emulate_media(media="print", color_scheme="dark")
+        seen.page.set_viewport_size({"width": 710, "height": 1000})
+        seen.ask("void window.dispatchEvent(new Event('beforeprint'))")
+        until(
+            seen,
+            "Array.from(document.querySelectorAll('.chart')).every(c => "
+            "c.querySelector('.main-svg').style.background === 'rgb(255, 255, 255)' && "
+            "c.querySelector('.main-svg').getBoundingClientRect().width <= 710)",
+        )
+        assert seen.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert seen.ask("document.documentElement.scrollWidth") <= 710
+        assert seen.page.pdf(format="A4")[:4] == b"%PDF"
+
+
+def test_a_single_run_gets_a_page(browser, pages):
+    with opened(browser, pages["bench"], LAPTOP) as seen:
+        assert seen.complaints == []
+        colour = seen.ask("getComputedStyle(document.querySelector('.answer')).color")
+        red, green, blue = map(int, colour[4:-1].split(","))
+        assert red > 2 * green
+        assert red > 2 * blue
+        assert "0.50" in seen.page.inner_text("table.main")
+        assert drawn_points(seen, "ecdf-ttft") > 1
+
+
+def test_names_that_are_markup_run_nothing(browser, pages):
+    with opened(browser, pages["evil"], LAPTOP) as seen:
+        for row in seen.page.locator("tr[data-name]").all():
+            row.locator("td").first.click()
+        box = seen.page.locator("#chart-tradeoff .points path").first.bounding_box()
+        seen.page.mouse.move(box["x"] + 4, box["y"] + 4)
+        seen.page.wait_for_timeout(300)
+        assert seen.complaints == []
+        assert seen.requests == [pages["evil"].as_uri()]
+        assert seen.page.locator("img").count() == 0

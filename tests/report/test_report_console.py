@@ -1,0 +1,87 @@
+"""The terminal says what the page says, at 80 columns and without colour."""
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+from study_factory import CASES, bench, study
+
+from ridgeline.report import console
+from ridgeline.report.model import ErrorLine
+
+T = "\u2009"
+
+
+def printed(renderable, width=80) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True, force_terminal=False).print(renderable)
+    return out.getvalue()
+
+
+def joined(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_study_fits_80_columns_and_needs_no_colour():
+    text = printed(console.study(study()))
+    assert max(map(len, text.splitlines())) <= 80
+    for case in CASES:
+        assert case.name in text
+    assert "TWIN prediction, prior" in text
+    assert "✓ inside the SLO" in text
+    assert f"✗ 3{T}030" in text.replace("\u202f", T).replace(" 030", f"{T}030")
+    assert "no clear difference" in joined(text)
+    assert "35 of 36 runs valid, 1 void" in joined(text)
+    assert "h200-3 void: the window is not steady" in joined(text)
+
+
+def test_wide_terminals_also_get_intervals_and_published_values():
+    text = printed(console.study(study()), 150)
+    assert f"1{T}680–1{T}770 ms" in text
+    assert f"pub. 12{T}400 chunks/s" in text
+
+
+def test_a_finding_against_the_expectation_is_told():
+    assert "✗ not as expected (reversed)" in joined(printed(console.study(study())))
+
+
+def test_half_failed_shows_in_words_and_numbers():
+    report = bench(50)
+    row = replace(
+        report.rows[0],
+        errors=(ErrorLine("timeout_first", 50, "no [bold]content[/bold] <script> in 10 s"),),
+    )
+    text = joined(printed(console.single_run(replace(report, rows=(row,)))))
+    assert "errors: 50 of 100 requests failed (error rate 0.50)" in text
+    # Markup of a server's text is text.
+    assert 'timeout_first × 50: "no [bold]content[/bold] <script> in 10 s"' in text
+    assert "SLO ✗ missed: error rate 0.50, at most 0.0010" in text
+    assert "failures as ∞" in text
+    assert "(successes only)" in text
+    assert "MEASURED vLLM 0.32.0" in text
+
+
+def test_ttft_from_intent_is_shown_when_it_differs_by_more_than_a_millisecond():
+    report = bench()
+    summary = report.rows[0].summary
+    assert "TTFT from intent" not in printed(console.single_run(report)).split("p95 interval")[1]
+    late = replace(summary.ttft_intent_s, p95=summary.ttft_s.p95 + 0.0011)
+    row = replace(report.rows[0], summary=replace(summary, ttft_intent_s=late))
+    text = printed(console.single_run(replace(report, rows=(row,))))
+    assert "TTFT from intent" in text
+
+
+def test_unsupported_percentiles_say_why():
+    report = bench()
+    summary = report.rows[0].summary
+    few = replace(summary.ttft_s, p99=None, n=40)
+    intervals = dict(summary.intervals) | {
+        "ttft_s.p99": replace(summary.intervals["ttft_s.p95"], low=None, high=None,
+                              reason="n too small: 40 of 500")
+    }  # fmt: skip
+    row = replace(report.rows[0], summary=replace(summary, ttft_s=few, intervals=intervals))
+    line = next(
+        x for x in printed(console.single_run(replace(report, rows=(row,)))).splitlines()
+        if x.startswith("TTFT ")
+    )  # fmt: skip
+    assert "n too small" in line
