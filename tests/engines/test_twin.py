@@ -362,6 +362,27 @@ def test_a_clients_limits_turn_late_requests_into_failures():
     assert "did not hang up" in found.facts.notes[0]
 
 
+def test_what_is_still_open_after_the_grace_time_is_cancelled():
+    found = run(max_num_seqs=8, timeouts=Timeouts(first_s=None, grace_s=0.5))
+    failures = np.array(found.records.text["failure"])
+    late = failures == "cancelled"
+    assert set(failures) == {"cancelled", None}
+    end = found.facts.window.end_ns + 500_000_000
+    assert (found.records.end_ns[late] == end).all()
+    assert found.records.chunk_ns.max() <= end
+    assert found.records.end_ns[~late].max() <= end
+    # Some had begun to get tokens, most still waited for a slot.
+    assert np.isfinite(found.records.first_ns[late]).any()
+    assert np.isnan(found.records.first_ns[late]).any()
+
+
+def test_users_that_end_in_one_step_do_not_pass_the_number_of_requests():
+    load = workload(prompts=Prompts(Lengths(64)), outputs=Outputs(Lengths(20)), warmup_s=0.0)
+    for n in range(101, 140, 3):
+        found = run(replace(load, requests=n))
+        assert len(found.records) == n
+
+
 def test_requests_that_can_never_fit_wait_for_ever_and_that_is_told():
     """16 blocks hold 256 tokens, but one is the engine's own: 245 + 5 tokens need 16."""
     found = run(

@@ -61,6 +61,11 @@ def test_one_sequence_is_above_its_floor_and_near_the_measured_step():
     assert gpu_ms(cost("H100"), decision(1, 560)) >= 2.40
 
 
+def test_a_full_prefill_step_takes_what_was_measured():
+    """Sixteen prompts of 512 on an H200: 61 ms at the dense peak; gaps of 107 ms were measured."""
+    assert gpu_ms(cost(), decision(prompts=[512] * 16)) == pytest.approx(107, rel=0.12)
+
+
 @pytest.mark.parametrize("on", ["H100", "H200", "B200", "L40S", "A100"])
 @pytest.mark.parametrize("name", ["Qwen3-4B", "Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-8B"])
 def test_no_step_beats_the_roofline(on, name):

@@ -18,7 +18,13 @@ from ridgeline.twin.constants import PRIORS, Constants
 from ridgeline.twin.fleet import Fleet, Twin, build_twin
 from ridgeline.twin.offer import Offer
 from ridgeline.twin.request import Request
-from ridgeline.twin.results import request_record, server_counters, step_table, stuck
+from ridgeline.twin.results import (
+    ClientLimits,
+    request_record,
+    server_counters,
+    step_table,
+    stuck,
+)
 
 DEFAULT_RELEASE = "0.21"
 SLICE_NS = 5_000_000_000  # simulated time between two looks at the watch
@@ -142,11 +148,13 @@ def _live(offer: Offer, now: int, ended: list[Request]) -> LiveFigures:
 
 def _hand_in(fleet: Fleet, offer: Offer, limits: Timeouts, sink: RecordSink) -> tuple[str, ...]:
     """Pass records and steps to the sink; returns notes on what the client's limits did."""
-    first_limit = None if limits.first_s is None else round(limits.first_s * 1e9)
-    cancelled = offer.window_end + round(limits.grace_s * 1e9)
+    client = ClientLimits(
+        first_ns=None if limits.first_s is None else round(limits.first_s * 1e9),
+        cancel_ns=offer.window_end + round(limits.grace_s * 1e9),
+    )
     late = 0
     for request in offer.requests:
-        record = request_record(request, cancelled_ns=cancelled, first_limit_ns=first_limit)
+        record = request_record(request, fleet.replicas[request.replica], client)
         late += record.failure in ("timeout_first", "cancelled")
         sink.request(record)
     waiting = sum(stuck(r) for r in fleet.replicas)

@@ -27,6 +27,10 @@ class ApiServer:
         self._free = 0
         self._inbox: deque[Request] = deque()
         self._reading = False
+        self._send_ns = int(constants.send_step_ns)
+        self._send_ns_each = int(constants.send_ns_per_chunk)
+        self._detokenise_ns_each = int(constants.detokenise_ns_per_chunk)
+        self._network_ns = int(constants.network_ns)
 
     def receive(self, now: int, request: Request) -> None:
         """A request's bytes arrive."""
@@ -40,10 +44,11 @@ class ApiServer:
 
         All chunks are detokenised first, then written one after another.
         """
-        c = self._constants
-        sending = int(chunks * c.send_ns_per_chunk)
-        self._work(now, int(c.send_step_ns + chunks * c.detokenise_ns_per_chunk) + sending)
-        return self._free - sending // 2 + int(c.network_ns)
+        sending = chunks * self._send_ns_each
+        cost = self._send_ns + chunks * self._detokenise_ns_each + sending
+        self.busy_ns += cost
+        self._free = done = (self._free if self._free > now else now) + cost
+        return done - sending // 2 + self._network_ns
 
     def _read(self, now: int) -> None:
         """Read what has come in, unless outputs have taken the loop meanwhile."""
@@ -53,8 +58,9 @@ class ApiServer:
         c, inbox = self._constants, self._inbox
         batch = [inbox.popleft() for _ in range(min(len(inbox), c.receive_batch))]
         tokens = sum(request.prompt for request in batch)
-        self._work(now, int(len(batch) * c.receive_ns + tokens * c.receive_ns_per_token))
-        done = self._free
+        cost = int(len(batch) * c.receive_ns + tokens * c.receive_ns_per_token)
+        self.busy_ns += cost
+        self._free = done = now + cost
 
         def pass_on(when: int) -> None:
             for request in batch:
@@ -64,7 +70,3 @@ class ApiServer:
                 self._at(max(when, self._free), self._read)
 
         self._at(done, pass_on)
-
-    def _work(self, now: int, cost: int) -> None:
-        self._free = max(self._free, now) + cost
-        self.busy_ns += cost

@@ -88,7 +88,8 @@ class Offer:
         self._fleet.at(int(times[index]), send)
 
     def _send(self, planned: PlannedRequest, now: int) -> Request | None:
-        if now >= self.window_end:
+        # Users of one step end at the same time: the limit may be reached with some still to send.
+        if now >= self.window_end or (self._limit is not None and self._in_window >= self._limit):
             return None
         assert self._fleet is not None
         request = Request(

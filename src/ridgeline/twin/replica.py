@@ -13,25 +13,13 @@ from ridgeline.twin.request import Request
 from ridgeline.twin.scheduler import Decision, Scheduler
 from ridgeline.twin.steptime import StepCost
 
-
-class StepRow(NamedTuple):
-    """What is kept of a step: times in ns, counts, and the formulas' inputs."""
-
-    start: int
-    end: int
-    prefill: int
-    decodes: int
-    padded: int
-    context: int
-    mode: int
-    running: int
-    waiting: int
-    used_blocks: int
-    chunks: int
-    chunk_context: int
-    pairs: float
-    sampled: int
-    cpu: float
+# What is kept of a step, as a plain tuple in this order: times in ns, counts, and the formulas'
+# inputs. `cpu` is the time at the step's start in which the GPU waited for the engine core.
+STEP_FIELDS = (
+    "start", "end", "prefill", "decodes", "padded", "context", "mode", "running", "waiting",
+    "used_blocks", "chunks", "chunk_context", "pairs", "sampled", "cpu",
+)  # fmt: skip
+StepRow = tuple[float, ...]
 
 
 class Flight(NamedTuple):
@@ -57,6 +45,12 @@ class Replica:
         self._depth = scheduler.knobs.async_depth
         self._gpu_free = 0
         self._busy = False
+        c = cost.constants
+        self._schedule_ns = int(c.schedule_ns)
+        self._schedule_ns_each = int(c.schedule_ns_per_request)
+        self._update_ns = int(c.update_ns)
+        self._update_ns_each = int(c.update_ns_per_request)
+        self._tail_ns = int(c.launch_tail_ns)
 
     def turn(self, now: int) -> int | None:
         """One turn of the engine loop at `now`; when the next one is due, None when idle.
@@ -86,27 +80,26 @@ class Replica:
 
     def _launch(self, decision: Decision, now: int) -> int:
         """Put a step on the GPU; returns when the CPU is free again."""
-        cost, c = self.cost, self.cost.constants
-        scheduled = decision.decodes + len(decision.prefills)
+        cost = self.cost
+        decodes, prefill, chunks = decision.decodes, decision.prefill_tokens, len(decision.prefills)
         for request in decision.admitted:
             request.scheduled_ns = now
-        tokens = decision.decodes + decision.prefill_tokens
-        mode, padded = cost.graph(tokens, tokens == scheduled)
+        mode, padded = cost.graph(decodes + prefill, prefill == chunks)
         # After an idle spell the GPU waited for work, not for the CPU: the step begins here.
         start = self._gpu_free if self._busy else now
         self._busy = True
-        ready = now + int(c.schedule_ns + scheduled * c.schedule_ns_per_request)
-        launched = ready + int(cost.launch_ns(mode))
-        begin = max(start, ready)
-        end = max(begin + int(cost.gpu_ns(decision, padded)), launched + int(c.launch_tail_ns))
+        ready = now + self._schedule_ns + (decodes + chunks) * self._schedule_ns_each
+        launched = ready + cost.launch_ns(mode)
+        begin = start if start > ready else ready
+        end = begin + int(cost.gpu_ns(decision, padded))
+        end = max(end, launched + self._tail_ns)
         self._gpu_free = end
         self._flights.append(Flight(decision, end))
         self.rows.append(
-            StepRow(
-                start, end, decision.prefill_tokens, decision.decodes, padded, decision.context,
-                mode, decision.running, decision.waiting, decision.used_blocks,
-                len(decision.prefills), decision.chunk_context, decision.pairs,
-                decision.decodes + len(decision.firsts), begin - start,
+            (
+                start, end, prefill, decodes, padded, decision.context, mode, decision.running,
+                decision.waiting, decision.used_blocks, chunks, decision.chunk_context,
+                decision.pairs, decodes + len(decision.firsts), begin - start,
             )
         )  # fmt: skip
         return launched
@@ -115,6 +108,5 @@ class Replica:
         """Wait for the oldest step and process its outputs; returns when that is done."""
         flight = self._flights.popleft()
         self.ended = flight.decision
-        c = self.cost.constants
         rows = flight.decision.decodes + len(flight.decision.firsts)
-        return max(now, flight.end) + int(c.update_ns + rows * c.update_ns_per_request)
+        return max(now, flight.end) + self._update_ns + rows * self._update_ns_each

@@ -1,14 +1,19 @@
 """What a simulated run leaves: the step table, one record a request, and the server's counters."""
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.domain.records import STEP_PARTS, Floats, RequestRecord, StepTable
 from ridgeline.domain.run import ServerCounters
 from ridgeline.twin.fleet import Fleet
-from ridgeline.twin.replica import Replica, StepRow
+from ridgeline.twin.replica import STEP_FIELDS, Replica
 from ridgeline.twin.request import Request
 from ridgeline.twin.steptime import StepColumns
+
+_NONE = np.empty(0, dtype=np.int64)
 
 
 def step_table(fleet: Fleet) -> StepTable:
@@ -16,8 +21,8 @@ def step_table(fleet: Fleet) -> StepTable:
     replicas = fleet.replicas
     counts = [len(r.delivered) for r in replicas]
     rows = [row for r, n in zip(replicas, counts, strict=True) for row in r.rows[:n]]
-    table = np.array(rows, dtype=np.float64).reshape(-1, len(StepRow._fields))
-    column = {name: table[:, i] for i, name in enumerate(StepRow._fields)}
+    table = np.array(rows, dtype=np.float64).reshape(-1, len(STEP_FIELDS))
+    column = {name: table[:, i] for i, name in enumerate(STEP_FIELDS)}
     steps = fleet.cost.seen(_formula_inputs(column))
     return StepTable(
         replica=np.repeat(np.arange(len(replicas), dtype=np.int16), counts),
@@ -63,50 +68,99 @@ def _parts(
     return {name: parts[name].astype(np.float32) for name in STEP_PARTS}
 
 
-def request_record(
-    request: Request, *, cancelled_ns: int | None = None, first_limit_ns: int | None = None
-) -> RequestRecord:
-    """The record of a request that was sent.
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """What a client would not have waited for. Times in ns; None = it would.
 
-    A client's limits are applied afterwards: whoever had no token after `first_limit_ns`, or no
-    end at the time `cancelled_ns`, is recorded as failed; the engine has done the work all the
-    same. A request that nothing ever answered ends as cancelled.
+    `first_ns` is the longest wait for a first token, `cancel_ns` the time at which it gives up on
+    everything that is still open. They are applied afterwards: the engine has done the work, and
+    the client did not go on to its next request early.
     """
-    failure, detail, status = request.failure, None, None
+
+    first_ns: int | None = None
+    cancel_ns: int | None = None
+
+
+NO_LIMITS = ClientLimits()
+
+
+def request_record(
+    request: Request, replica: Replica, limits: ClientLimits = NO_LIMITS
+) -> RequestRecord:
+    """The record of a request that was sent, as a client with such limits has seen it."""
     first, last = request.first_ns, request.last_ns
-    end = last
-    if failure == "http_status":
-        status, last = 400, None
+    if request.failure is not None:
         detail = "prompt and answer are longer than max_model_len"
-    elif first_limit_ns is not None and (first is None or first - request.sent_ns > first_limit_ns):
-        failure, first, last, end = "timeout_first", None, None, request.sent_ns + first_limit_ns
-    elif last is None or (cancelled_ns is not None and last > cancelled_ns):
-        failure, end = "cancelled", cancelled_ns
-        last = None if first is None else min(last or first, cancelled_ns or first)
-    answered = first is not None
+        return _failed(request, request.failure, last, status=400, detail=detail)
+    late = first is None or first - request.sent_ns > (limits.first_ns or 0)
+    if limits.first_ns is not None and late:
+        return _failed(request, "timeout_first", request.sent_ns + limits.first_ns)
+    if last is None or (limits.cancel_ns is not None and last > limits.cancel_ns):
+        return _cancelled(request, replica, limits.cancel_ns)
+    return _record(
+        request,
+        first_ns=first,
+        last_ns=last,
+        end_ns=last,
+        prompt_tokens=request.prompt,
+        output_tokens=request.produced,
+        cached_tokens=request.cached,
+        finish_reason="length",
+        http_status=200,
+        steps=request.step_runs(),
+    )
+
+
+def _failed(
+    request: Request,
+    failure: str,
+    end_ns: int | None,
+    *,
+    status: int | None = None,
+    detail: str | None = None,
+) -> RequestRecord:
+    """A record without any chunk."""
+    return _record(
+        request,
+        first_ns=None,
+        last_ns=None,
+        end_ns=end_ns,
+        failure=failure,
+        failure_detail=detail,
+        http_status=status,
+        chunk_ns=_NONE,
+    )
+
+
+def _record(request: Request, **outcome: Any) -> RequestRecord:
+    """What was planned and what the engine did with it; `outcome` is what the client saw."""
     return RequestRecord(
         index=request.number,
         user=request.user,
         intended_ns=request.intended_ns,
         sent_ns=request.sent_ns,
-        first_ns=first,
-        last_ns=last,
-        end_ns=end,
         planned_prompt_tokens=request.prompt,
         planned_output_tokens=request.output,
-        prompt_tokens=request.prompt if answered else None,
-        output_tokens=request.produced if answered else None,
-        cached_tokens=request.cached if answered else None,
-        failure=failure,
-        failure_detail=detail,
-        finish_reason="length" if failure is None else None,
-        http_status=status if status is not None else (200 if answered else None),
         arrived_ns=request.arrived_ns,
         scheduled_ns=request.scheduled_ns,
         target=request.replica,
         preemptions=request.preemptions,
-        chunk_ns=None if answered else np.empty(0, dtype=np.int64),
-        steps=request.step_runs() if answered else None,
+        **outcome,
+    )
+
+
+def _cancelled(request: Request, replica: Replica, cancel_ns: int | None) -> RequestRecord:
+    """A client that gave up keeps the chunks that it had by then."""
+    record = _failed(request, "cancelled", cancel_ns)
+    runs = request.step_runs()
+    rows = [np.arange(f, f + n) for f, n in zip(runs.first, runs.count, strict=True)]
+    times = np.array(replica.delivered, dtype=np.int64)[np.concatenate([*rows, _NONE])]
+    if cancel_ns is not None:
+        times = times[times <= cancel_ns]
+    if not len(times):
+        return record
+    return replace(
+        record, first_ns=int(times[0]), last_ns=int(times[-1]), http_status=200, chunk_ns=times
     )
 
 

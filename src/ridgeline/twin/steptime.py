@@ -74,11 +74,17 @@ class StepCost:
         self._sampled: dict[int, tuple[float, float]] = {}
         self._windows = tuple(Counter(shape.windows).items())
         self._sliding = shape.full_attention_layers < shape.layers
-        self._launch = {
-            FULL_GRAPH: c.full_graph_launch_ns,
-            PIECEWISE_GRAPH: c.piecewise_launch_ns + shape.layers * c.piecewise_launch_ns_per_layer,
-            NO_GRAPH: c.eager_launch_ns + shape.layers * c.eager_launch_ns_per_layer,
+        per_layer = {
+            FULL_GRAPH: 0.0,
+            PIECEWISE_GRAPH: c.piecewise_launch_ns_per_layer,
+            NO_GRAPH: c.eager_launch_ns_per_layer,
         }
+        fixed = {
+            FULL_GRAPH: c.full_graph_launch_ns,
+            PIECEWISE_GRAPH: c.piecewise_launch_ns,
+            NO_GRAPH: c.eager_launch_ns,
+        }
+        self._launch = {m: int(fixed[m] + shape.layers * per_layer[m]) for m in fixed}
         self._padded = _padding(knobs.capture_sizes)
 
     def graph(self, tokens: int, uniform: bool) -> tuple[int, int]:
@@ -92,7 +98,7 @@ class StepCost:
             return FULL_GRAPH, self._padded[tokens]
         return PIECEWISE_GRAPH, self._padded[tokens]
 
-    def launch_ns(self, mode: int) -> float:
+    def launch_ns(self, mode: int) -> int:
         """CPU time to launch a step of that mode."""
         return self._launch[mode]
 
