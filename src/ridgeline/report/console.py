@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.domain.summary import Percentiles, Summary
+from ridgeline.domain.summary import Summary
 from ridgeline.report import numbers
-from ridgeline.report.figures import bounds, intent_differs, metric, missing_reason, slo_lines
+from ridgeline.report.figures import bounds, metric, slo_lines
 from ridgeline.report.model import (
     COST,
     TOKENS,
@@ -23,6 +23,7 @@ from ridgeline.report.model import (
     StudyReport,
 )
 from ridgeline.report.sentence import Answer, answer
+from ridgeline.report.statistics import STATISTICS, statistics_lines
 from ridgeline.report.table import GROUPS, Cell, TableRow, error_texts, metric_words, table_rows
 from ridgeline.report.verdict import run_counts, void_lines
 
@@ -49,8 +50,10 @@ def study(report: StudyReport) -> RenderableType:
 
 def single_run(report: StudyReport) -> RenderableType:
     """One run: what `bench` prints. `report` has one row."""
-    row = report.rows[0]
     parts: list[RenderableType] = [_head(report), _sentence(answer(report))]
+    if not report.rows:
+        return Group(*parts)
+    row = report.rows[0]
     if row.summary is not None:
         summary = row.summary
         parts += [_latencies(summary), *_rates(summary), *_errors(row), *_judgement(summary)]
@@ -164,56 +167,19 @@ def _findings(findings: tuple[FindingLine, ...]) -> RenderableType:
     return Padding(Group(*lines), (1, 0, 0, 0))
 
 
-_LATENCIES = (
-    ("TTFT", "ttft_s"),
-    ("TTFT from intent", "ttft_intent_s"),
-    ("ITL", "itl_s"),
-    ("TPOT", "tpot_s"),
-    ("E2E", "e2e_s"),
-    ("worst stall", "worst_stall_s"),
-)
-_STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-
-
 def _latencies(summary: Summary) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
     table.add_column("ms unless said", no_wrap=True)
-    for statistic in _STATISTICS:
+    for statistic in STATISTICS:
         table.add_column(statistic, justify="right")
     table.add_column("p95 interval", justify="right")
-    for words, name in _LATENCIES:
-        if name == "ttft_intent_s" and not intent_differs(summary):
-            continue
-        figures: Percentiles = getattr(summary, name)
-        table.add_row(Text(words), *_statistics(summary, name, figures), _p95(summary, name))
-        worst = summary.failures_as_infinite.get(name)
-        if summary.requests.failed and worst is not None:
-            cells = _statistics(summary, name, worst)
-            table.add_row(Text("  failures as ∞", style="dim"), *cells, Text(""))
+    for line in statistics_lines(summary):
+        style = "dim" if line.failures_as_infinite else ""
+        name = "  failures as ∞" if line.failures_as_infinite else line.name
+        cells = [Text(cell.removesuffix(" ms"), style=style) for cell in line.values]
+        interval = Text(line.interval.removesuffix(" ms"), style=style)
+        table.add_row(Text(name, style=style), *cells, interval)
     return table
-
-
-def _statistics(summary: Summary, name: str, figures: Percentiles) -> list[Text]:
-    cells = []
-    for statistic in _STATISTICS:
-        value = getattr(figures, statistic)
-        if value is not None:
-            cells.append(Text(numbers.duration(value).removesuffix(" ms")))
-        elif figures.n == 0:
-            cells.append(Text("not measured", style="dim"))
-        else:
-            reason = missing_reason(summary, f"{name}.{statistic}")
-            short = "n too small" if "too small" in reason else "–"
-            cells.append(Text(short, style="dim"))
-    return cells
-
-
-def _p95(summary: Summary, name: str) -> Text:
-    both = bounds(summary, f"{name}.p95")
-    if both is not None:
-        return Text(numbers.duration_range(*both).removesuffix(" ms"))
-    found = summary.intervals.get(f"{name}.p95")
-    return Text((found.reason if found and found.reason else "–"), style="dim")
 
 
 def _with_interval(summary: Summary, path: str, unit: str, *, money: bool = False) -> str | None:

@@ -15,6 +15,7 @@ from ridgeline.report.charts import Chart, build_charts
 from ridgeline.report.figures import ranking_metric, sorted_rows
 from ridgeline.report.model import COST, ExperimentRow, StudyReport
 from ridgeline.report.sentence import answer
+from ridgeline.report.statistics import STATISTICS, StatisticsLine, statistics_lines
 from ridgeline.report.style import styles
 from ridgeline.report.table import GROUPS, TableRow, error_texts, metric_words, table_rows
 from ridgeline.report.verdict import run_counts, void_lines
@@ -66,10 +67,13 @@ def _context(report: StudyReport) -> dict[str, Any]:
         "has_cost": ranking_metric(report) == COST,
         "charts": charts,
         "chosen": chosen,
+        "published": "published" if any(row.published for row in report.rows) else "",
         "hovers": {row.name: _hover(row) for row in report.rows},
         "run_counts": text,
         "all_valid": valid == total,
         "void_lines": void_lines(report),
+        "statistics": _statistics(report),
+        "statistic_names": STATISTICS,
         "failed": [(row.name, error_texts(row)) for row in report.rows if error_texts(row)],
         "css": Markup(asset("page.css")),  # noqa: S704 - the package's own file
         "script": Markup(asset("page.js")),  # noqa: S704 - the package's own file
@@ -111,6 +115,13 @@ def payload(report: StudyReport, charts: dict[str, Chart], chosen: str) -> Marku
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)  # noqa: S704 - escaped just above
+
+
+def _statistics(report: StudyReport) -> list[StatisticsLine]:
+    """Every statistic of a single run; a study's table has its own figures."""
+    if len(report.rows) != 1 or report.rows[0].summary is None:
+        return []
+    return statistics_lines(report.rows[0].summary)
 
 
 def _first_choice(report: StudyReport, named: str | None) -> str:

@@ -156,6 +156,7 @@ def _row(
         runs=tuple(_line(entry, experiment, result) for entry in experiment.entries),
         roof=_roof(experiment.configuration),
         step_parts=_step_parts(experiment),
+        errors=_errors(experiment),
     )
     return _with_details(row, experiment) if details else row
 
@@ -247,7 +248,6 @@ def _with_details(row: ExperimentRow, experiment: ExperimentResult) -> Experimen
         if steps is not None and len(steps)
         else (),
         series=series(run.meta.run_id, records, window, run.events),
-        errors=_errors(experiment),
     )
 
 
@@ -260,7 +260,10 @@ def _errors(experiment: ExperimentResult) -> tuple[ErrorLine, ...]:
             continue
         if not run.summary.requests.failed:
             continue
-        records = run.records()
+        try:
+            records = run.records()
+        except StoreError:
+            continue
         for line in error_lines(records, take_sample(records, run.facts.window)):
             before = found.get(line.kind)
             count = line.count + (before.count if before else 0)

@@ -153,16 +153,18 @@ def _title(report: StudyReport, shown: list[ExperimentRow], label: str) -> str:
     row = shown[-1]
     points = _of(row, label)
     assert points is not None
+    failed = row.summary is not None and row.summary.requests.failed
+    only = " (successes only)" if failed else ""
     own = f"{numbers.duration(quantile_s(points, 0.5))} at the median, "
     own += f"{numbers.duration(quantile_s(points, 0.95))} at p95"
     if len(shown) == 1:
         role = " (the baseline)" if row.name == report.baseline else ""
-        return f"{label} of {row.name}{role}: {own}"
+        return f"{label} of {row.name}{role}{only}: {own}"
     base = _of(shown[0], label)
     assert base is not None
     theirs = f"{numbers.duration(quantile_s(base, 0.5))} and "
     theirs += numbers.duration(quantile_s(base, 0.95))
-    return f"{label} of {row.name}: {own}; the baseline has {theirs}"
+    return f"{label} of {row.name}{only}: {own}; the baseline has {theirs}"
 
 
 def _table(rows: list[ExperimentRow], label: str) -> DataTable:

@@ -40,7 +40,14 @@ def roofline(report: StudyReport) -> Chart | None:
             roofs.append(roof)
     roofs.sort(key=lambda roof: (-roof.bandwidth_bytes_per_s, roof.peak_flops_per_s))
     view = _view(report, drawn, roofs)
-    return Chart("roofline", {"all": view}, _table(drawn), 430, "all", drop_labels=True)
+    return Chart(
+        "roofline",
+        {"all": view},
+        _table(drawn),
+        520 if len(drawn) > 12 else 430,
+        "all",
+        drop_labels=True,
+    )
 
 
 def _view(report: StudyReport, drawn: list[_Drawn], roofs: list[Roof]) -> View:

@@ -12,7 +12,7 @@ REST = "not accounted for"
 UNTIL_FIRST, STREAM = "until the first chunk", "first to last chunk"
 CLOSES = 0.01  # the parts may miss the mean E2E by this share without a remainder being shown
 NARROW = 0.07  # a segment below this share of the widest bar carries no text
-_BAR_PX = 44
+_BAR_PX = 46
 
 
 def accounted(summary: Summary) -> dict[str, float]:
@@ -59,10 +59,10 @@ def _traces(rows: list[tuple[ExperimentRow, dict[str, float]]], names: list[str]
             # Positions, not names: two experiments may not share a bar by sharing a name.
             "y": [index - 0.12 for index in range(len(rows))],
             "x": [parts.get(name, 0.0) for _, parts in rows],
-            "width": 0.36,
+            "width": 0.42,
             "marker": {"color": colour, "line": {"color": "@panel", "width": 1}},
-            "text": [safe(name) if parts.get(name, 0.0) > NARROW * widest * max(1, len(name) / 9)
-                     else "" for _, parts in rows],
+            "text": [safe(name) if _room(parts.get(name, 0.0), widest, name) else ""
+                     for _, parts in rows],
             "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
             "insidetextfont": {"size": 10, "color": f"{colour}t"},
             "hovertemplate": [
@@ -72,6 +72,11 @@ def _traces(rows: list[tuple[ExperimentRow, dict[str, float]]], names: list[str]
                 for row, parts in rows],
         })  # fmt: skip
     return data
+
+
+def _room(seconds_: float, widest: float, name: str) -> bool:
+    """Whether a segment is wide enough for its name."""
+    return seconds_ > NARROW * widest * max(1.0, len(name) / 9)
 
 
 def _layout(rows: list[tuple[ExperimentRow, dict[str, float]]]) -> Json:
@@ -94,7 +99,7 @@ def _layout(rows: list[tuple[ExperimentRow, dict[str, float]]]) -> Json:
         annotations.append(
             note(
                 0,
-                index + 0.07,
+                index + 0.1,
                 safe(words) if words else "binding limit not known: the engine's side was not seen",
                 xanchor="left",
                 yanchor="top",
@@ -106,8 +111,8 @@ def _layout(rows: list[tuple[ExperimentRow, dict[str, float]]]) -> Json:
         )
     return {
         "barmode": "stack",
-        "uniformtext": {"minsize": 9, "mode": "hide"},
-        "xaxis": axis("mean seconds of a request, sent to end", range=[0, widest * 1.2]),
+        "uniformtext": {"minsize": 8, "mode": "hide"},
+        "xaxis": axis("mean seconds, sent to last chunk", range=[0, widest * 1.2]),
         "yaxis": axis("", tickvals=[i - 0.12 for i in range(len(rows))],
                       ticktext=[safe(row.name) for row, _ in rows],
                       range=[len(rows) - 0.4, -0.6], showgrid=False),
