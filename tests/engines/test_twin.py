@@ -376,6 +376,18 @@ def test_what_is_still_open_after_the_grace_time_is_cancelled():
     assert np.isnan(found.records.first_ns[late]).any()
 
 
+def test_an_answer_that_takes_too_long_is_cut_at_the_clients_limit():
+    found = run(max_num_seqs=64, timeouts=Timeouts(total_s=1.5))
+    failures = np.array(found.records.text["failure"])
+    late = failures == "timeout_total"
+    assert 0 < late.sum() < len(late)
+    r = found.records
+    np.testing.assert_array_equal((r.end_ns - r.sent_ns)[late], 1_500_000_000)
+    assert ((r.end_ns - r.sent_ns)[~late] <= 1_500_000_000).all()
+    assert ((r.last_ns - r.sent_ns)[late] <= 1_500_000_000).all()
+    assert (np.diff(r.chunk_start)[late] < r.planned_output_tokens[late]).all()
+
+
 def test_users_that_end_in_one_step_do_not_pass_the_number_of_requests():
     load = workload(prompts=Prompts(Lengths(64)), outputs=Outputs(Lengths(20)), warmup_s=0.0)
     for n in range(101, 140, 3):

@@ -150,12 +150,13 @@ def _hand_in(fleet: Fleet, offer: Offer, limits: Timeouts, sink: RecordSink) -> 
     """Pass records and steps to the sink; returns notes on what the client's limits did."""
     client = ClientLimits(
         first_ns=None if limits.first_s is None else round(limits.first_s * 1e9),
+        total_ns=None if limits.total_s is None else round(limits.total_s * 1e9),
         cancel_ns=offer.window_end + round(limits.grace_s * 1e9),
     )
     late = 0
     for request in offer.requests:
         record = request_record(request, fleet.replicas[request.replica], client)
-        late += record.failure in ("timeout_first", "cancelled")
+        late += record.failure in ("timeout_first", "timeout_total", "cancelled")
         sink.request(record)
     waiting = sum(stuck(r) for r in fleet.replicas)
     if waiting:

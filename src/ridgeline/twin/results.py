@@ -72,13 +72,21 @@ def _parts(
 class ClientLimits:
     """What a client would not have waited for. Times in ns; None = it would.
 
-    `first_ns` is the longest wait for a first token, `cancel_ns` the time at which it gives up on
-    everything that is still open. They are applied afterwards: the engine has done the work, and
-    the client did not go on to its next request early.
+    `first_ns` is the longest wait for a first token, `total_ns` for the whole answer, `cancel_ns`
+    the time at which it gives up on everything that is still open. They are applied afterwards:
+    the engine has done the work, and the client did not go on to its next request early.
     """
 
     first_ns: int | None = None
+    total_ns: int | None = None
     cancel_ns: int | None = None
+
+    def gives_up(self, sent_ns: int) -> tuple[int | None, str]:
+        """When the client leaves an answer that has begun (None: never), and the failure class."""
+        total = None if self.total_ns is None else sent_ns + self.total_ns
+        if total is not None and (self.cancel_ns is None or total <= self.cancel_ns):
+            return total, "timeout_total"
+        return self.cancel_ns, "cancelled"
 
 
 NO_LIMITS = ClientLimits()
@@ -95,8 +103,9 @@ def request_record(
     late = first is None or first - request.sent_ns > (limits.first_ns or 0)
     if limits.first_ns is not None and late:
         return _failed(request, "timeout_first", request.sent_ns + limits.first_ns)
-    if last is None or (limits.cancel_ns is not None and last > limits.cancel_ns):
-        return _cancelled(request, replica, limits.cancel_ns)
+    left_ns, failure = limits.gives_up(request.sent_ns)
+    if last is None or (left_ns is not None and last > left_ns):
+        return _left(request, replica, left_ns, failure)
     return _record(
         request,
         first_ns=first,
@@ -149,14 +158,14 @@ def _record(request: Request, **outcome: Any) -> RequestRecord:
     )
 
 
-def _cancelled(request: Request, replica: Replica, cancel_ns: int | None) -> RequestRecord:
+def _left(request: Request, replica: Replica, left_ns: int | None, failure: str) -> RequestRecord:
     """A client that gave up keeps the chunks that it had by then."""
-    record = _failed(request, "cancelled", cancel_ns)
+    record = _failed(request, failure, left_ns)
     runs = request.step_runs()
     rows = [np.arange(f, f + n) for f, n in zip(runs.first, runs.count, strict=True)]
     times = np.array(replica.delivered, dtype=np.int64)[np.concatenate([*rows, _NONE])]
-    if cancel_ns is not None:
-        times = times[times <= cancel_ns]
+    if left_ns is not None:
+        times = times[times <= left_ns]
     if not len(times):
         return record
     return replace(
