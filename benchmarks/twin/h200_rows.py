@@ -1,6 +1,12 @@
-"""How far the twin's priors are from one measured H200 host. Nothing is fitted here.
+"""How far the twin's priors are from one measured H200 host.
 
     python -m benchmarks.twin.h200_rows
+
+No constant is fitted by a procedure, but this is not a test on unseen data either: some priors
+were chosen knowing these rows. The eager launch cost is set from the eager row's median gap (so
+that figure agrees by construction), the gap of a step from one user's 3.5 ms; tokenising was
+raised from 1 to 4 us a token, and reading in batches and the activations' memory traffic were
+added, after the first comparison had missed TTFT and the prefill. See `twin/constants.py`.
 
 The rows: vLLM 0.21.0, one H200, a Qwen3-4B-shaped model in bf16 with dummy weights, `vllm bench
 serve` (chat, streaming, ignore_eos) in closed loop on the same host, prefix caching off, figures
