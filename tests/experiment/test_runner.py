@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from experiment_fakes import FakeEngine, twin_like
 
 from ridgeline.domain.errors import BadInput, StoreError
 from ridgeline.domain.knobs import Configuration, Knobs
@@ -17,6 +18,7 @@ from ridgeline.domain.run import SilentWatch, Watch
 from ridgeline.domain.slo import parse_slo
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.experiment import plan as plan_module
+from ridgeline.experiment import runner as runner_module
 from ridgeline.experiment.plan import Plan, PlannedExperiment, PlannedRun, plan_runs
 from ridgeline.experiment.results import load_results, to_json
 from ridgeline.experiment.runner import SilentStudyWatch, recover_study, run_plan
@@ -24,7 +26,6 @@ from ridgeline.store.run_directory import StoredRun, read_run
 from ridgeline.store.study_directory import StudyDirectory
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fakes import FakeEngine, twin_like
 
 WORKLOAD = Workload(
     Arrivals(users=8),
@@ -204,7 +205,10 @@ def test_a_run_that_was_stopped_half_way_is_shown_but_not_compared(tmp_path: Pat
     assert sorted(b.valid) == [1]
 
 
-def test_a_process_pool_gives_what_one_process_gives(tmp_path: Path) -> None:
+def test_a_process_pool_gives_what_one_process_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "POOL_PAYS", 0)
     the_plan = plan(engine="twin", repeats=2, a=100, b=200)
 
     def run(folder: Path, cores: int) -> None:
@@ -239,7 +243,7 @@ KILLED = """
 import sys, os
 sys.path.insert(0, {tests!r})
 import test_runner as t
-from fakes import FakeEngine
+from experiment_fakes import FakeEngine
 import time
 
 def wait(sink):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NAME = "bench"
 DEFAULT_DURATION_S = 30.0
 LONGEST_S = 3600.0  # a run of --requests that has not ended by then ends with what it has
-WARMUP_SHARE, LONGEST_WARMUP_S = 0.2, 10.0
+WARMUP_SHARE, LONGEST_WARMUP_S, REQUESTS_WARMUP_S = 0.2, 10.0, 3.0
 
 
 class EndpointKind(enum.StrEnum):
@@ -71,7 +71,7 @@ def bench(
     ] = None,
     warmup: Annotated[
         float | None,
-        typer.Option(metavar="S", min=0, help="Same traffic before it [a fifth, at most 10 s]."),
+        typer.Option(metavar="S", min=0, help="Warm-up [a fifth, at most 10; 3 with --requests]."),
     ] = None,
     prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens a prompt.")] = 256,
     output_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens a reply.")] = (
@@ -177,7 +177,8 @@ def _workload(
     duration, warmup = seconds
     measured = duration or (LONGEST_S if requests else DEFAULT_DURATION_S)
     if warmup is None:
-        warmup = min(LONGEST_WARMUP_S, WARMUP_SHARE * measured)
+        warmup = REQUESTS_WARMUP_S if requests else WARMUP_SHARE * measured
+        warmup = min(LONGEST_WARMUP_S, warmup)
     return Workload(arrivals, prompts, outputs, measured, warmup, requests, seed)
 
 

@@ -113,7 +113,7 @@ def explain(before: Summary, after: Summary) -> str:
     if not changes:
         step = before.steps.get("mean_step_s")
         batch = before.steps.get("mean_decode_batch")
-        same = f"the steps are the same within {SAME:.0%}"
+        same = f"the steps are the same within {100 * SAME:.0f} %"
         if step is None or batch is None:
             return same
         return f"{same}: mean step {_shown(step, 's')}, decode batch {batch:.3g}"

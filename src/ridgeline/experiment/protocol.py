@@ -122,7 +122,8 @@ def finish(
     """Turn what a run left behind into figures and a verdict, and store it all."""
     records = write_records(folder, sink.requests, sink.step_table)
     known = facts or rebuilt_facts(meta, sink)
-    summary = None if known is None else figures(meta, records, known)
+    measured = known is not None and known.window.seconds > 0  # not so when stopped in warm-up
+    summary = figures(meta, records, known) if known is not None and measured else None
     run = StoredRun(
         folder=folder,
         meta=meta,

@@ -32,6 +32,8 @@ from ridgeline.store.study_directory import (
 )
 
 KEPT: tuple[State, ...] = ("done",)
+# User-seconds of twins above which worker processes save more than the second their start takes.
+POOL_PAYS = 20_000
 
 
 class StudyWatch(Protocol):
@@ -130,11 +132,18 @@ def _do(
     """Twins over the cores, everything else one after another."""
     in_pool = [r for r in todo if r.configuration.engine == "twin"]
     workers = min(cores, len(in_pool))
-    if workers > 1:
+    if workers > 1 and sum(map(_user_seconds, in_pool)) > POOL_PAYS:
         _run_in_pool(in_pool, book, engine_for, workers)
     else:
         _run_in_turn(in_pool, book, engine_for, budget)
     _run_in_turn([r for r in todo if r not in in_pool], book, engine_for, budget)
+
+
+def _user_seconds(run: PlannedRun) -> float:
+    """How much traffic a run simulates: requests in flight (a rate counts for a second) x time."""
+    arrivals = run.workload.arrivals
+    load = arrivals.users if arrivals.users is not None else arrivals.rate_per_s
+    return (load or 0) * (run.workload.warmup_s + run.workload.duration_s)
 
 
 def usable_cores() -> int:
