@@ -85,3 +85,15 @@ def test_unsupported_percentiles_say_why():
         if x.startswith("TTFT ")
     )  # fmt: skip
     assert "n too small" in line
+
+
+def test_a_twin_behind_http_is_not_taken_for_a_real_engine():
+    report = bench()
+    badge = replace(report.badge, engine="ridgeline-twin", engine_version="0.1.0")
+    text = joined(printed(console.single_run(replace(report, badge=badge))))
+    assert "the server is a digital twin (ridgeline-twin 0.1.0)" in text
+
+
+def test_tokens_per_gpu_are_only_told_where_the_gpus_are_known():
+    assert "per GPU" not in printed(console.single_run(bench()))
+    assert "per GPU" in printed(console.study(study()), 150)

@@ -56,7 +56,7 @@ def single_run(report: StudyReport) -> RenderableType:
     row = report.rows[0]
     if row.summary is not None:
         summary = row.summary
-        parts += [_latencies(summary), *_rates(summary), *_errors(row), *_judgement(summary)]
+        parts += [_latencies(summary), *_rates(row), *_errors(row), *_judgement(summary)]
         parts += [*_client(summary), *(Text(f"note: {n}", style="dim") for n in summary.notes)]
     parts += [Text(f"{run} is {state}: {why}", style="yellow")
               for run, state, why in void_lines(report)]  # fmt: skip
@@ -192,11 +192,13 @@ def _with_interval(summary: Summary, path: str, unit: str, *, money: bool = Fals
     return f"{shown} {unit}{between}"
 
 
-def _rates(summary: Summary) -> list[Text]:
+def _rates(row: ExperimentRow) -> list[Text]:
+    summary = row.summary
+    assert summary is not None
     estimated = ", estimated from chunks" if summary.tokens_estimated else ""
     parts = [
         _with_interval(summary, TOKENS, f"output tokens/s{estimated}"),
-        _with_interval(summary, TOKENS_PER_GPU, "per GPU"),
+        _with_interval(summary, TOKENS_PER_GPU, "per GPU") if row.gpus_known else None,
         _with_interval(summary, "throughput.input_tokens_per_s", "input tokens/s"),
         _with_interval(summary, "throughput.chunks_per_s", "chunks/s"),
         _with_interval(summary, "throughput.requests_per_s", "requests/s"),

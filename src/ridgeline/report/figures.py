@@ -185,10 +185,21 @@ def missed(summary: Summary) -> list[str]:
 def ranking_metric(report: StudyReport) -> str:
     """Cost when prices are known, else tokens/s per GPU, else tokens/s: what rows are sorted by."""
     ranked = [r.summary for r in report.rows if r.ranked and r.summary is not None]
-    for path in (COST, TOKENS_PER_GPU):
-        if ranked and all(metric(s, path) is not None for s in ranked):
-            return path
-    return TOKENS
+    if ranked and all(metric(s, COST) is not None for s in ranked):
+        return COST
+    return throughput_metric(report)
+
+
+def throughput_metric(report: StudyReport) -> str:
+    """Tokens/s per GPU when every row's GPUs are known, else tokens/s."""
+    ranked = [row for row in report.rows if row.ranked]
+    known = ranked and all(
+        row.gpus_known
+        and row.summary is not None
+        and metric(row.summary, TOKENS_PER_GPU) is not None
+        for row in ranked
+    )
+    return TOKENS_PER_GPU if known else TOKENS
 
 
 def better_is_lower(path: str) -> bool:

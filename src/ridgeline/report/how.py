@@ -46,6 +46,7 @@ def how_measured(result: StudyResult, first: StoredRun | None) -> Facts:
             ("Host of Ridgeline", _plain(meta.host)),
             ("Versions", _plain(meta.versions)),
         ]
+    facts += [("ITL", text) for text in _itl_notes(result)]
     facts += [("Warning", text) for text in _warnings(result)]
     facts += [("Note", text) for text in _notes(result)]
     return tuple((label, text) for label, text in facts if text)
@@ -187,9 +188,15 @@ def _warnings(result: StudyResult) -> list[str]:
     )
 
 
+def _itl_notes(result: StudyResult) -> list[str]:
+    """Where gaps were finer than the client could tell apart."""
+    found = [(e.name, (e.summary.itl_note,)) for e in result.experiments if e.summary]
+    return _gathered(result, [(name, [t for t in texts if t]) for name, texts in found])
+
+
 def _notes(result: StudyResult) -> list[str]:
     found = [(e.name, e.summary.notes) for e in result.experiments if e.summary]
-    index = [(name, (text,)) for text in result.index.notes for name in ("",)]
+    index = [("", (text,)) for text in result.index.notes]
     return _gathered(result, [*index, *found])
 
 

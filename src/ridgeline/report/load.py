@@ -7,6 +7,7 @@ valid repeat of each experiment; figures and intervals are over all valid repeat
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from ridgeline.domain.errors import BadInput, StoreError
 from ridgeline.domain.hardware import gpu
@@ -118,8 +119,9 @@ def _badge(result: StudyResult, first: StoredRun | None) -> Badge:
     date = first.meta.started_at[:10] if first is not None else result.index.created_at[:10]
     gpu_name = configuration.gpu if configuration is not None else None
     if source == "twin":
-        prior = str(server.get("constants", "prior")) == "prior"
-        return Badge(source, "prior" if prior else "calibrated", engine, None, gpu_name, date)
+        constants = server.get("constants")
+        known: Literal["prior", "calibrated"] = "prior" if constants == "prior" else "calibrated"
+        return Badge(source, known if constants else None, engine, None, gpu_name, date)
     name, version = server.get("engine"), server.get("version")
     return Badge(
         source,

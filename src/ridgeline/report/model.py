@@ -55,6 +55,9 @@ class Badge:
             about = self.gpu or ""
             return f"prediction{basis}" + (f" for {about}" if about else "") + self._day()
         engine = " ".join(filter(None, (self.engine, self.engine_version)))
+        if "twin" in (self.engine or ""):
+            # The client measured, but what answered was no real engine: that must not be missed.
+            return f"at the client; the server is a digital twin ({engine})" + self._day()
         return ", ".join(filter(None, (engine, self.gpu or "hardware not known"))) + self._day()
 
     def _day(self) -> str:
@@ -184,6 +187,11 @@ class ExperimentRow:
     step_parts: Mapping[str, float] = field(default_factory=dict)
     series: Series | None = None
     errors: tuple[ErrorLine, ...] = ()
+
+    @property
+    def gpus_known(self) -> bool:
+        """False for an endpoint that nobody described: its one GPU is only a default."""
+        return self.configuration is not None and self.configuration.gpu is not None
 
     @property
     def ranked(self) -> bool:

@@ -105,7 +105,9 @@ def _row(report: StudyReport, row: ExperimentRow, path: str) -> TableRow:
         ttft=_latency(row, ttft_path(report), "ttft_p95_ms"),
         itl=_latency(row, ITL_P95, "itl_p95_ms"),
         tokens=_tokens(row),
-        per_gpu=_figure(summary, TOKENS_PER_GPU, numbers.number, numbers.number_range),
+        per_gpu=_figure(summary, TOKENS_PER_GPU, numbers.number, numbers.number_range)
+        if row.gpus_known
+        else Cell("not known"),
         cost=_figure(summary, COST, numbers.dollars, numbers.number_range),
         errors=_errors(row),
         difference=difference,

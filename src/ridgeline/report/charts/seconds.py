@@ -12,7 +12,7 @@ REST = "not accounted for"
 UNTIL_FIRST, STREAM = "until the first chunk", "first to last chunk"
 CLOSES = 0.01  # the parts may miss the mean E2E by this share without a remainder being shown
 NARROW = 0.07  # a segment below this share of the widest bar carries no text
-_BAR_PX = 46
+_BAR_PX = 52
 
 
 def accounted(summary: Summary) -> dict[str, float]:
@@ -59,7 +59,7 @@ def _traces(rows: list[tuple[ExperimentRow, dict[str, float]]], names: list[str]
             # Positions, not names: two experiments may not share a bar by sharing a name.
             "y": [index - 0.12 for index in range(len(rows))],
             "x": [parts.get(name, 0.0) for _, parts in rows],
-            "width": 0.42,
+            "width": 0.38,
             "marker": {"color": colour, "line": {"color": "@panel", "width": 1}},
             "text": [safe(name) if _room(parts.get(name, 0.0), widest, name) else ""
                      for _, parts in rows],
@@ -99,7 +99,7 @@ def _layout(rows: list[tuple[ExperimentRow, dict[str, float]]]) -> Json:
         annotations.append(
             note(
                 0,
-                index + 0.1,
+                index + 0.08,
                 safe(words) if words else "binding limit not known: the engine's side was not seen",
                 xanchor="left",
                 yanchor="top",

@@ -43,7 +43,9 @@ def _panels(series: Series) -> list[tuple[str, list[tuple[str, str, float, str]]
             if line[0] in series.values and any(v is not None for v in series.values[line[0]])
         ]  # fmt: skip
         if known:
-            found.append((title, known))
+            # A line that is alone in its panel is named by the panel.
+            alone = f"{title} {known[0][1]}" if title == "requests" and len(known) == 1 else title
+            found.append((alone, known))
     return found
 
 

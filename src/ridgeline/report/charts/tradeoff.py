@@ -18,8 +18,16 @@ from ridgeline.report.charts.base import (
     note,
     safe,
 )
-from ridgeline.report.figures import bounds, latency_text, metric, slo_state, sorted_rows, ttft_path
-from ridgeline.report.model import ITL_P95, TOKENS, TOKENS_PER_GPU, ExperimentRow, StudyReport
+from ridgeline.report.figures import (
+    bounds,
+    latency_text,
+    metric,
+    slo_state,
+    sorted_rows,
+    throughput_metric,
+    ttft_path,
+)
+from ridgeline.report.model import ITL_P95, TOKENS_PER_GPU, ExperimentRow, StudyReport
 from ridgeline.report.style import styles
 
 LOG_FROM = 6.0  # a latency axis that spans more than this factor is logarithmic
@@ -52,15 +60,9 @@ def tradeoff(report: StudyReport) -> Chart | None:
     return Chart("tradeoff", views, _table(report), 300, next(iter(views)), note=_left_out(report))
 
 
-def _y_path(report: StudyReport) -> str:
-    ranked = [row.summary for row in report.rows if row.ranked and row.summary is not None]
-    per_gpu = ranked and all(metric(s, TOKENS_PER_GPU) is not None for s in ranked)
-    return TOKENS_PER_GPU if per_gpu else TOKENS
-
-
 def _points(report: StudyReport, path: str) -> list[_Point]:
     points = []
-    y_path = _y_path(report)
+    y_path = throughput_metric(report)
     for row in sorted_rows(report):
         if not row.ranked or row.summary is None:
             continue
@@ -114,7 +116,7 @@ def _view(report: StudyReport, points: list[_Point], label: str, limit_ms: float
     ]
     top = max(p.y_bounds[1] if p.y_bounds else p.y for p in points) * 1.12
     from_intent = " from intent" if report.open_loop and label == "TTFT" else ""
-    per_gpu = " per GPU" if _y_path(report) == TOKENS_PER_GPU else ""
+    per_gpu = " per GPU" if throughput_metric(report) == TOKENS_PER_GPU else ""
     x_axis = axis(f"p95 {label}{from_intent}, ms ({'log, ' if log else ''}left is faster)",
                   type="log" if log else "linear",
                   range=[math.log10(low), math.log10(high)] if log else [0, high])  # fmt: skip
@@ -187,7 +189,7 @@ def _point_trace(report: StudyReport, point: _Point, colour: str, symbol: str) -
 
 
 def _title(report: StudyReport, points: list[_Point], edge: list[int], label: str) -> str:
-    per_gpu = " per GPU" if _y_path(report) == TOKENS_PER_GPU else ""
+    per_gpu = " per GPU" if throughput_metric(report) == TOKENS_PER_GPU else ""
     inside = [p for p in points if p.row.summary is not None and slo_state(p.row.summary)]
     if report.slo.limits and not inside:
         return (
@@ -202,7 +204,7 @@ def _title(report: StudyReport, points: list[_Point], edge: list[int], label: st
 
 
 def _table(report: StudyReport) -> DataTable:
-    y_path = _y_path(report)
+    y_path = throughput_metric(report)
     per_gpu = " per GPU" if y_path == TOKENS_PER_GPU else ""
     rows = []
     for row in sorted_rows(report):
