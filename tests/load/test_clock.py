@@ -127,8 +127,8 @@ def test_the_kernel_knows_when_a_late_reader_got_its_bytes() -> None:
     for sock in (listener, ours, theirs):
         sock.close()
     assert kernel
-    assert before - 100_000 <= at <= after + 5 * MS
-    assert read - at > 40 * MS
+    assert before - 100_000 <= at <= after + 30 * MS
+    assert read - at > 20 * MS
 
 
 def test_a_late_reader_still_has_true_stamps() -> None:

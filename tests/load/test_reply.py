@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.load.openai import RequestForm, read_event
+from ridgeline.load.openai import RequestForm, known_event, read_event
 from ridgeline.load.reply import Reply
 from ridgeline.load.sse import BadStream
 from support.mock_server import DONE, chunk_value, delta, event, finish, role, text, usage
@@ -231,3 +231,38 @@ def test_request_bodies_are_valid_json_with_everything_in_it() -> None:
             assert body["messages"] == [{"role": "user", "content": "some words"}]
         else:
             assert body["prompt"] == "some words"
+
+
+def test_runs_of_chunks_whose_texts_end_in_backslashes() -> None:
+    """A text that ends in an escape swallows the quote after it: the run is not what it seems."""
+    good = text("word")
+    odd = good.replace(b"word", b"wo\\")  # the JSON string goes on
+    reply = reply_of([(1, good * 3), (2, good + odd + good)])
+    assert reply.judge(None)[0] == "bad_stream"
+    assert list(reply.stamps)[:3] == [1, 1, 1]
+    tail = good.replace(b"word", b"\\\\")  # a whole escaped backslash
+    assert list(reply_of([(1, good * 3), (2, tail * 4)]).stamps) == [1] * 3 + [2] * 4
+
+
+def test_texts_in_any_alphabet_are_checked_to_be_utf8() -> None:
+    raw = text("word").replace(b"word", "日本 é".encode())
+    assert list(reply_of([(1, raw * 3), (2, raw * 5)]).stamps) == [1] * 3 + [2] * 5
+    cut = text("word").replace(b"word", "日".encode()[:2])
+    assert reply_of([(1, raw * 3), (2, raw + cut + raw)]).judge(None)[0] == "bad_stream"
+    # halves of a character in neighbouring chunks are two broken chunks, not one good text
+    halves = [text("word").replace(b"word", part) for part in (b"\xe6\x97", b"\xa5")]
+    assert reply_of([(1, raw * 3), (2, b"".join(halves))]).judge(None)[0] == "bad_stream"
+
+
+def test_known_events_never_mix_up_replies() -> None:
+    """The memory ignores a leading id only: everything else still tells events apart."""
+    for number in range(3):
+        for content, finish_reason in (("a", None), ("", None), ("", "stop"), ("a", "stop")):
+            value = chunk_value(
+                [{"index": 0, "delta": {"content": content}, "finish_reason": finish_reason}]
+            ) | {"id": f"chatcmpl-{number}"}
+            data = json.dumps(value).encode()
+            assert known_event(data) == read_event(data)
+    broken = b'{"id":"a\\","choices":[{"delta":{"content":"x"}}]}'
+    with pytest.raises(BadStream):
+        known_event(broken)

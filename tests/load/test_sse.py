@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.load import sse
-from ridgeline.load.sse import BadStream, SseSplitter
+from ridgeline.load.sse import BadStream, SseSplitter, payload_of
 
 STREAM = (
     b": a comment\n\n"
@@ -25,9 +25,16 @@ STREAM = (
 EVENTS = [b'{"a":1}', b"two\nlines", b"no space", b"old mac", b" two spaces", b"[DONE]"]
 
 
+def payloads(complete: bytes) -> list[bytes]:
+    assert complete == b"" or complete.endswith(b"\n\n")
+    found = [payload_of(block) for block in complete.split(b"\n\n")]
+    return [data for data in found if data is not None]
+
+
 def split(pieces: list[bytes]) -> list[bytes]:
     splitter = SseSplitter()
-    return [e for piece in pieces for e in splitter.feed(piece)] + splitter.finish()
+    found = [data for piece in pieces for data in payloads(splitter.complete(piece))]
+    return found + payloads(splitter.finish())
 
 
 def test_every_split_into_two_reads_gives_the_same_events() -> None:
@@ -51,10 +58,10 @@ def test_random_splits() -> None:
 def test_an_event_is_there_as_soon_as_its_blank_line_is() -> None:
     """A receive time must not wait for a byte that the event does not need."""
     splitter = SseSplitter()
-    assert splitter.feed(b"data: x\n") == []
-    assert splitter.feed(b"\n") == [b"x"]
-    assert splitter.feed(b"data: y\r\n\r") == [b"y"]
-    assert splitter.feed(b"\ndata: z\r\n\r\n") == [b"z"]
+    assert splitter.complete(b"data: x\n") == b""
+    assert payloads(splitter.complete(b"\n")) == [b"x"]
+    assert payloads(splitter.complete(b"data: y\r\n\r")) == [b"y"]
+    assert payloads(splitter.complete(b"\ndata: z\r\n\r\n")) == [b"z"]
 
 
 def test_a_last_event_without_its_blank_line() -> None:
@@ -71,17 +78,13 @@ def test_an_endless_event_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1000)
     splitter = SseSplitter()
     for _ in range(10):
-        splitter.feed(b"x" * 100)
+        splitter.complete(b"x" * 100)
     with pytest.raises(BadStream, match="longer than"):
-        splitter.feed(b"x")
+        splitter.complete(b"x")
 
 
 def test_text_that_is_no_stream_has_no_events() -> None:
-    splitter = SseSplitter()
-    assert splitter.feed(b"<html>\n\n<body>hello</body>\n\n</html>\n") == []
-    assert splitter.finish() == []
-    assert splitter.events_seen == 0
-    assert splitter.bytes_seen > 0
+    assert split([b"<html>\n\n<body>hello</body>\n\n</html>\n"]) == []
 
 
 LINE = st.binary(max_size=8).map(lambda b: b.replace(b"\r", b"").replace(b"\n", b""))

@@ -47,8 +47,8 @@ class KernelClock:
     """Turns CLOCK_REALTIME stamps into monotonic ones by an offset sampled each turn.
 
     `steps` counts the clock steps seen. A step makes stamps unusable for SETTLE_NS: what was
-    stamped before it can still be waiting to be read. `backlog` collects, in ns, how long
-    stamped bytes (the last segment of each read) waited to be read; `unstamped` counts the reads that had to use their own time.
+    stamped before it can still be waiting to be read. `backlog` collects, in ns, how long the last
+    segment of each read had waited for it; `unstamped` counts the reads without a kernel stamp.
     """
 
     def __init__(self) -> None:

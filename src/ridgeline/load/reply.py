@@ -3,13 +3,27 @@
 import re
 from array import array
 
-from ridgeline.load.openai import Event, Usage, read_event, reply_text
-from ridgeline.load.sse import BadStream, SseSplitter
+from ridgeline.load.openai import Event, Usage, known_event, reply_text
+from ridgeline.load.sse import BadStream, SseSplitter, payload_of
 
 _KEPT_BYTES = 1 << 14  # of a body that is not a stream, for its message
-# Text inside a JSON string that needs no unescaping and no decoding.
-_PLAIN_TEXT = re.compile(rb"[ !#-\[\]-~]+")
+# Text inside a JSON string, as JSON allows it; bytes from 0x80 on must be checked to be UTF-8.
+# Possessive, because texts of a megabyte must not make it backtrack.
+_TEXT = re.compile(rb'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))++')
 _TEXT_KEYS = (b'"content":"', b'"text":"', b'"content": "', b'"text": "')
+
+
+def _is_text(data: bytes) -> bool:
+    """True for the inside of a valid JSON string that is not empty."""
+    if _TEXT.fullmatch(data) is None:
+        return False
+    if data.isascii():
+        return True
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class Reply:
@@ -20,9 +34,9 @@ class Reply:
     """
 
     __slots__ = (
-        "_bad", "_body", "_bytes", "_parsed", "_prefix", "_read", "_splitter", "_stream", "_suffix",
-        "content_type", "done", "error", "event_ns", "finish_reason", "first_answer_ns",
-        "read_timed", "shared", "stamps", "status", "usage",
+        "_bad", "_body", "_bytes", "_ending", "_events", "_joint", "_parsed", "_prefix", "_read",
+        "_splitter", "_stream", "_suffix", "content_type", "done", "error", "event_ns",
+        "finish_reason", "first_answer_ns", "read_timed", "shared", "stamps", "status", "usage",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -43,9 +57,10 @@ class Reply:
         self._body = b""  # of a reply that is no stream
         self._bytes = 0
         self._read = 0, False
+        self._events = 0
         self._parsed = 0
         self._prefix: bytes | None = None
-        self._suffix = b""
+        self._suffix = self._ending = self._joint = b""
 
     def head(self, status: int, content_type: str) -> None:
         """Take the reply's head."""
@@ -61,38 +76,76 @@ class Reply:
                 self._body += block[:_KEPT_BYTES]
             return True
         try:
-            events = self._splitter.feed(block)
-            if events:
-                self._take(events, stamp_ns, kernel)
+            text = self._splitter.complete(block)
+            if text:
+                self._take(text, stamp_ns, kernel)
         except BadStream as error:
             self._bad = str(error)
             return False
         return True
 
-    def _take(self, events: list[bytes], stamp_ns: int, kernel: bool) -> None:
-        """Count the content among events of one read."""
-        content = 0
-        prefix, suffix, plain = self._prefix, self._suffix, _PLAIN_TEXT.fullmatch
-        self.event_ns = stamp_ns
-        for data in events:
-            if (
-                prefix is not None
-                and data.startswith(prefix)
-                and data.endswith(suffix)
-                and plain(data, len(prefix), len(data) - len(suffix))
-            ):
-                content += 1
-            elif not self.done:  # what follows the end marker is not part of the reply
-                event = read_event(data)
-                content += self._note(event, stamp_ns)
-                if prefix is None and event.answer and self._parsed > 1:
-                    self._learn(event, data)
-                prefix, suffix = self._prefix, self._suffix
+    def _take(self, text: bytes, stamp_ns: int, kernel: bool) -> None:
+        """Count the content among complete events of one read."""
+        content, place, length = 0, 0, len(text)
+        runs = True
+        before = self._events
+        while place < length:
+            if runs and self._prefix is not None and text.startswith(self._prefix, place):
+                count, end = self._run(text, place)
+                if count:
+                    content += count
+                    place = end
+                    self._events += count
+                    continue
+                runs = False  # one try a read: a mixed one is taken event by event
+            end = text.find(b"\n\n", place)
+            content += self._take_one(text[place:end], stamp_ns)
+            place = end + 2
+        if self._events > before:
+            self.event_ns = stamp_ns
         if content:
             self.stamps.extend([stamp_ns] * content)
             self.shared += b"\0" + b"\1" * (content - 1)
             if not kernel:
                 self.read_timed += content
+
+    def _run(self, text: bytes, place: int) -> tuple[int, int]:
+        """(content chunks, where they end) of a run of events that differ in their text only.
+
+        The run goes on to the last event of that form; (0, 0) when something else is among them.
+        """
+        assert self._prefix is not None
+        end = text.rfind(self._ending, place)
+        if end < 0:
+            return 0, 0
+        texts = text[place + len(self._prefix) : end].split(self._joint)
+        # joined by a blank, because what ends with a backslash has not ended
+        if b"" in texts or not _is_text(b" ".join(texts)):
+            return 0, 0
+        return len(texts), end + len(self._ending)
+
+    def _take_one(self, block: bytes, stamp_ns: int) -> bool:
+        """Take one event; True when it is content."""
+        prefix = self._prefix
+        if (
+            prefix is not None
+            and block.startswith(prefix)
+            and block.endswith(self._suffix)
+            and _is_text(block[len(prefix) : len(block) - len(self._suffix)])
+        ):
+            self._events += 1
+            return True
+        data = payload_of(block)
+        if data is None:
+            return False
+        self._events += 1
+        if self.done:  # what follows the end marker is not part of the reply
+            return False
+        event = known_event(data)
+        content = self._note(event, stamp_ns)
+        if prefix is None and event.answer and self._parsed > 1:
+            self._learn(event, block)
+        return content
 
     def _note(self, event: Event, stamp_ns: int) -> bool:
         """Take one event; True when it is content."""
@@ -110,22 +163,24 @@ class Reply:
                 self.first_answer_ns = stamp_ns
         return event.content
 
-    def _learn(self, event: Event, data: bytes) -> None:
+    def _learn(self, event: Event, block: bytes) -> None:
         """Remember what surrounds the text in this stream's chunks.
 
-        Chunks of one stream differ in their text only. One that equals a parsed chunk around a
-        plain text therefore means the same, and needs no parsing. Anything else is parsed.
+        Chunks of one stream differ in their text only. One that equals a parsed chunk around
+        another text therefore means the same, and needs no parsing. Anything else is parsed.
         (Unescaped quotes cannot occur inside a JSON string, so a key found is a key.)
         """
-        if event.finish_reason is not None or event.usage is not None or event.error is not None:
+        if event.finish_reason is not None or event.usage is not None or b"\n" in block:
             return
         for key in _TEXT_KEYS:
-            start = data.find(key)
-            if start >= 0 and data.count(key) == 1:
+            start = block.find(key)
+            if start >= 0 and block.count(key) == 1:
                 start += len(key)
-                end = data.find(b'"', start)
-                if _PLAIN_TEXT.fullmatch(data, start, end):
-                    self._prefix, self._suffix = data[:start], data[end:]
+                end = block.find(b'"', start)
+                if _is_text(block[start:end]):
+                    self._prefix, self._suffix = block[:start], block[end:]
+                    self._ending = self._suffix + b"\n\n"
+                    self._joint = self._ending + self._prefix
                 return
 
     def judge(self, problem: str | None) -> tuple[str | None, str | None]:
@@ -158,7 +213,7 @@ class Reply:
             broken = problem.startswith("not HTTP")
             return ("bad_stream" if broken else "stream_cut"), f"{problem} {after}"
         if not self.stamps:
-            if self._bytes and not self._splitter.events_seen:
+            if self._bytes and not self._events:
                 return "bad_stream", f"no event in {self._bytes} bytes of {self.content_type!r}"
             return "no_tokens", "a reply without content"
         if self.finish_reason is None:

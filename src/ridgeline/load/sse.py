@@ -11,52 +11,64 @@ class BadStream(ValueError):
     """The bytes are not the event stream that they should be."""
 
 
-class SseSplitter:
-    """Cuts a byte stream into the data of its events, however the reads fall.
+def payload_of(block: bytes) -> bytes | None:
+    """The data of the lines between two blank lines (LF line ends), None without a data field."""
+    if block.startswith(b"data: ") and b"\n" not in block:  # nearly every event
+        return block[6:]
+    lines = [
+        line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")
+    ]
+    return b"\n".join(lines) if lines else None
 
-    Line ends may be LF, CRLF or CR, mixed. `bytes_seen` and `events_seen` tell an empty stream
-    from one that is something else.
+
+class SseSplitter:
+    """Cuts a byte stream after its last complete event, however the reads fall.
+
+    Line ends may be LF, CRLF or CR, mixed; they come out as LF.
     """
 
-    __slots__ = ("_after_cr", "_pieces", "_size", "_tail", "bytes_seen", "events_seen")
+    __slots__ = ("_after_cr", "_begun", "_pieces", "_size", "_tail")
 
     def __init__(self) -> None:
-        self.bytes_seen = 0
-        self.events_seen = 0
+        self._begun = False
         self._pieces: list[bytes] = []  # of an event that is not complete yet
         self._size = 0
         self._tail = b""  # the last byte of the pieces
         self._after_cr = False
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of every event that `data` completes, in order.
+    def complete(self, data: bytes) -> bytes:
+        """All events that `data` completes, each with its blank line; b"" when there is none.
 
         Raises BadStream for an event longer than MAX_EVENT_BYTES.
         """
-        self.bytes_seen += len(data)
         if self._after_cr or b"\r" in data:
             data = self._without_cr(data)
         if not data:
-            return []
-        if self._size == 0 and data.endswith(b"\n\n"):
-            return self._payloads(data.split(b"\n\n"))
-        if b"\n\n" not in self._tail + data:
-            self._keep(data)
-            return []
-        blocks = b"".join((*self._pieces, data)).split(b"\n\n")
-        self._pieces.clear()
-        self._size, self._tail = 0, b""
-        rest = blocks.pop()
-        if rest:
-            self._keep(rest)
-        return self._payloads(blocks)
+            return b""
+        if self._size or not data.endswith(b"\n\n"):
+            if b"\n\n" not in self._tail + data:
+                self._keep(data)
+                return b""
+            data = b"".join((*self._pieces, data))
+            self._forget()
+            end = data.rfind(b"\n\n") + 2
+            if end < len(data):
+                self._keep(data[end:])
+                data = data[:end]
+        if not self._begun:
+            self._begun = True
+            data = data.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
+        return data
 
-    def finish(self) -> list[bytes]:
-        """The data of a last event that the end of the stream left without its blank line."""
-        rest = b"".join(self._pieces)
+    def finish(self) -> bytes:
+        """A last event that the end of the stream left without its blank line, with one."""
+        rest = b"".join(self._pieces).rstrip(b"\n")
+        self._forget()
+        return rest + b"\n\n" if rest else b""
+
+    def _forget(self) -> None:
         self._pieces.clear()
         self._size, self._tail = 0, b""
-        return self._payloads([rest.rstrip(b"\n")]) if rest else []
 
     def _keep(self, data: bytes) -> None:
         self._pieces.append(data)
@@ -73,22 +85,3 @@ class SseSplitter:
         if data:
             self._after_cr = data.endswith(b"\r")
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-
-    def _payloads(self, blocks: list[bytes]) -> list[bytes]:
-        """The data of each block between blank lines; blocks without data give nothing."""
-        payloads: list[bytes] = []
-        for block in blocks:
-            if self.events_seen == 0 and not payloads:
-                block = block.removeprefix(b"\xef\xbb\xbf")  # noqa: PLW2901 (a byte order mark)
-            if block.startswith(b"data: ") and b"\n" not in block:  # nearly every event
-                payloads.append(block[6:])
-            elif block:
-                lines = [
-                    line[5:].removeprefix(b" ")
-                    for line in block.split(b"\n")
-                    if line.startswith(b"data:")
-                ]
-                if lines:
-                    payloads.append(b"\n".join(lines))
-        self.events_seen += len(payloads)
-        return payloads
