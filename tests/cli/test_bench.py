@@ -1,10 +1,16 @@
 """`ridgeline bench` against `ridgeline twin` with fixed latencies, and against bad servers."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -326,3 +332,26 @@ def test_a_killed_bench_is_readable(
     stored = json.loads((tmp_path / "o" / "bench-r1" / "run.json").read_text())
     assert stored["state"] == "interrupted"
     assert stored["summary"]["requests"]["ok"] > 5
+
+
+def test_a_terminal_shows_live_figures_and_no_colour_is_honoured(url: str, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    child = subprocess.Popen(
+        [*COMMAND, "bench", url, *LOAD, "--duration", "2", "--out", "o"],
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        cwd=tmp_path,
+        env={**os.environ, "NO_COLOR": "1", "TERM": "xterm-256color"},
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO once the other side is closed
+        while data := os.read(ours, 65536):
+            shown += data
+    os.close(ours)
+    child.wait(timeout=30)
+    text = shown.decode()
+    assert re.search(r"[\d,]+ tokens/s, p95 TTFT \d+ ms, 0 errors", text)
+    assert re.search(r"0?0:0\d", text)  # the time left
+    assert not re.search(r"\x1b\[[\d;]*3[0-7]m", text)

@@ -268,3 +268,20 @@ def test_killed_workers_and_parent_leave_a_readable_study(study_file: Path, tmp_
     assert ridgeline(["report", str(tmp_path / "o"), "--quiet"]) == 0
     assert "done" in states(tmp_path / "o")
     assert "running" not in states(tmp_path / "o")
+
+
+def test_a_second_ctrl_c_does_not_wait(study_file: Path, tmp_path: Path) -> None:
+    study_file.write_text(LARGE.replace("users: 24", "users: 200"))
+    child = start("study", str(study_file), "--out", "o", folder=tmp_path)
+    try:
+        read_until(child, "started")
+        for _ in range(2):
+            os.killpg(child.pid, signal.SIGINT)
+            time.sleep(0.3)
+        _, err = child.communicate(timeout=30)
+    finally:
+        child.kill()
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+    assert ridgeline(["report", str(tmp_path / "o"), "--quiet"]) == 0
+    assert "running" not in states(tmp_path / "o")

@@ -5,6 +5,8 @@ speed in percent (100 = the plain figures, 50 = twice as slow), so that experime
 """
 
 import contextlib
+import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -97,3 +99,8 @@ class FakeEngine:
 def twin_like(name: str) -> FakeEngine:
     """For worker processes: an engine that is run like a twin."""
     return FakeEngine(name="twin")
+
+
+def killed(name: str) -> FakeEngine:
+    """For worker processes: an engine whose process is killed in the middle of a run."""
+    return FakeEngine(name="twin", before_end=lambda sink: os.kill(os.getpid(), signal.SIGKILL))

@@ -4,14 +4,15 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from experiment_fakes import FakeEngine, twin_like
+from experiment_fakes import FakeEngine, killed, twin_like
 
-from ridgeline.domain.errors import BadInput, StoreError
+from ridgeline.domain.errors import BadInput, RunFailed, StoreError
 from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.records import RecordSink
 from ridgeline.domain.run import SilentWatch, Watch
@@ -226,6 +227,37 @@ def test_a_process_pool_gives_what_one_process_gives(
     assert figures(load_results(tmp_path / "pool")) == figures(load_results(tmp_path / "alone"))
     index = StudyDirectory(tmp_path / "pool").index()
     assert {e.state for e in index.runs.values()} == {"done"}
+
+
+def test_a_worker_that_is_killed_is_one_line_and_the_rest_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "POOL_PAYS", 0)
+    directory = StudyDirectory(tmp_path)
+    the_plan = plan(engine="twin", repeats=1)
+    with pytest.raises(RunFailed, match="a worker process was killed") as caught:
+        run_plan(the_plan, directory, killed, SilentStudyWatch(), command="", cores=2)
+    assert "\n" not in str(caught.value)
+    assert "interrupted" in {e.state for e in recover_study(directory).runs.values()}
+    outcome = run_plan(the_plan, directory, twin_like, SilentStudyWatch(), command="", cores=1)
+    assert {e.state for e in outcome.index.runs.values()} == {"done"}
+
+
+def test_gpu_minutes_are_not_exceeded(tmp_path: Path) -> None:
+    """A run offers 22 s of traffic to one GPU: 0.5 minutes hold one run, not two."""
+    engine = FakeEngine(before_end=lambda sink: time.sleep(0.01))
+    outcome = run_plan(
+        plan(repeats=1),
+        StudyDirectory(tmp_path),
+        lambda name: engine,
+        SilentStudyWatch(),
+        command="",
+        gpu_minutes=22.001 / 60,
+    )
+    assert engine.started == [100]
+    left = outcome.index.runs["b-r1"]
+    assert left.state == "planned"
+    assert "GPU minutes" in (left.reason or "")
 
 
 def test_a_study_can_be_copied_and_read_elsewhere(tmp_path: Path) -> None:

@@ -141,12 +141,17 @@ def display(*, quiet: bool = False) -> Iterator[Display]:
         TextColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column  # noqa: PLC0415
 
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
+        TextColumn(
+            "{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=24)
+        ),
+        BarColumn(bar_width=10),
         TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[figures]}", markup=False),
+        TextColumn(
+            "{task.fields[figures]}", markup=False, table_column=Column(no_wrap=True, max_width=48)
+        ),
     )
     with Progress(*columns, console=target, transient=True) as progress:
         yield LiveDisplay(progress)
@@ -200,15 +205,15 @@ class StudyProgress:
 
 
 def live_text(figures: "LiveFigures") -> str:
-    """Current figures in one line."""
-    parts = [figures.phase]
+    """Current figures, short enough for 80 columns together with the bar and the time left."""
+    parts = []
     if figures.output_tokens_per_s is not None:
         parts.append(f"{figures.output_tokens_per_s:,.0f} tokens/s")
     if figures.ttft_p95_s is not None:
         parts.append(f"p95 TTFT {_time(figures.ttft_p95_s)}")
-    parts.append(f"{figures.in_flight} in flight")
-    parts.append(f"{figures.failed} failed of {figures.sent}")
-    return ", ".join(parts)
+    parts.append(f"{figures.failed} error{'' if figures.failed == 1 else 's'}")
+    text = ", ".join(parts)
+    return text if figures.phase == "measuring" else f"{figures.phase}: {text}"
 
 
 def ended_text(run: "StoredRun") -> str:

@@ -13,11 +13,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ridgeline.domain.errors import StoreError
+from ridgeline.domain.errors import RunFailed, StoreError
 from ridgeline.domain.run import SilentWatch, Watch
 from ridgeline.engines.base import Engine
 from ridgeline.experiment.plan import Plan, PlannedRun, plan_runs, ridgeline_version, utc_now
@@ -297,7 +298,8 @@ def _run_in_pool(
                 run = waiting.pop()
                 book.started(run)
                 folder = book.directory.run_folder(run.run_id)
-                going[pool.submit(_work, run, folder, engine_for)] = run
+                with _interrupts_held():
+                    going[pool.submit(_work, run, folder, engine_for)] = run
             if not going:
                 return
             done, _ = wait(going, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -313,12 +315,29 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupt)
     try:
         yield pool
-    except BaseException:
+    except BaseException as error:
         for process in list((pool._processes or {}).values()):  # no public way to stop one early
             process.terminate()
         pool.shutdown(wait=False, cancel_futures=True)
+        if isinstance(error, BrokenProcessPool):
+            raise RunFailed(
+                "a worker process was killed (out of memory?)",
+                fix="start the same command again: finished runs are kept",
+            ) from error
         raise
     pool.shutdown()
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back while worker processes may start: they inherit the mask, so that one that
+    comes before they can ignore it does not kill them. Here it arrives afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ignore_interrupt() -> None:
