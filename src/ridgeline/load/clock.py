@@ -16,6 +16,7 @@ from ridgeline.load.digest import Digest
 # alpha, mips, parisc and sparc; there the option is refused or no stamp comes: read times then.
 SO_TIMESTAMPNS = 35
 ANCILLARY_BYTES = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
+_keeper: list[socket.socket] = []
 _TIMESPEC = struct.Struct("@ll")
 
 STEP_NS = 1_000_000  # the two clocks moved apart by more than this within a turn: a clock step
@@ -29,6 +30,11 @@ def ask_for_stamps(sock: socket.socket) -> bool:
         return False
     try:
         sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        if not _keeper:
+            # Linux switches stamping on and off with the first and last socket that asks for it,
+            # a little later than asked: one that stays keeps it on between runs.
+            _keeper.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            _keeper[0].setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     except OSError:
         return False
     return True
