@@ -1,5 +1,6 @@
 """Studies: order, resuming, failures as results, and nothing lost when a process dies."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -238,7 +239,7 @@ def test_a_worker_that_is_killed_is_one_line_and_the_rest_can_go_on(
     with pytest.raises(RunFailed, match="a worker process was killed") as caught:
         run_plan(the_plan, directory, killed, SilentStudyWatch(), command="", cores=2)
     assert "\n" not in str(caught.value)
-    assert "interrupted" in {e.state for e in recover_study(directory).runs.values()}
+    assert "interrupted" in {e.state for e in recover_study(directory)[0].runs.values()}
     outcome = run_plan(the_plan, directory, twin_like, SilentStudyWatch(), command="", cores=1)
     assert {e.state for e in outcome.index.runs.values()} == {"done"}
 
@@ -287,7 +288,26 @@ t.go(t.plan(repeats=1, a=100), t.Path(sys.argv[1]), FakeEngine(before_end=wait))
 """
 
 
-def test_a_killed_run_is_recovered_from_its_journal(tmp_path: Path) -> None:
+def load_on_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """What `report` sees before anybody has made room."""
+    before = {p: p.stat().st_size for p in folder.rglob("*")}
+
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        result = load_results(folder)
+    a = result.experiment("a")
+    assert a is not None
+    assert len(a.stored[0].records()) > 100
+    assert {p: p.stat().st_size for p in folder.rglob("*")} == before
+    return result
+
+
+def test_a_killed_run_is_recovered_from_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = KILLED.format(tests=str(Path(__file__).parent))
     child = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -295,14 +315,16 @@ def test_a_killed_run_is_recovered_from_its_journal(tmp_path: Path) -> None:
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "now\n"
-        going_on = recover_study(StudyDirectory(tmp_path))
+        going_on, _ = recover_study(StudyDirectory(tmp_path))
         assert going_on.runs["a-r1"].state == "running"
         with pytest.raises(StoreError, match="another Ridgeline"):
             go(plan(repeats=1, a=100), tmp_path, FakeEngine())
     finally:
         child.kill()
         child.communicate()
+    full = load_on_full_disk(tmp_path, monkeypatch)
     result = load_results(tmp_path)
+    assert json.dumps(figures(full)) == json.dumps(figures(result))
     assert result.index.runs["a-r1"].state == "interrupted"
     a = result.experiment("a")
     assert a is not None

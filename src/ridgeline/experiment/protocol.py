@@ -13,7 +13,7 @@ from ridgeline.domain.errors import BadInput, RidgelineError, StoreError
 from ridgeline.domain.hardware import gpu
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import summarise
-from ridgeline.domain.records import MemorySink, RecordSink, RunRecords
+from ridgeline.domain.records import MemorySink, RecordSink, RunRecords, records_from_requests
 from ridgeline.domain.run import ClientCheck, RunFacts, Source, Watch, Window
 from ridgeline.domain.summary import Summary, VerdictFigures
 from ridgeline.engines.base import DrivePlan, Engine, Timeouts
@@ -118,9 +118,20 @@ def finish(
     sink: MemorySink,
     facts: RunFacts | None,
     failure: Failure | None = None,
+    *,
+    must_store: bool = True,
 ) -> StoredRun:
-    """Turn what a run left behind into figures and a verdict, and store it all."""
-    records = write_records(folder, sink.requests, sink.step_table)
+    """Turn what a run left behind into figures and a verdict, and store it all.
+
+    must_store False: where nothing can be written the run is only held in memory (`unsaved`).
+    """
+    unsaved = None
+    try:
+        records = write_records(folder, sink.requests, sink.step_table)
+    except StoreError:
+        if must_store:
+            raise
+        records = unsaved = records_from_requests(sink.requests, sink.step_table)
     known = facts or rebuilt_facts(meta, sink)
     measured = known is not None and known.window.seconds > 0  # not so when stopped in warm-up
     summary = figures(meta, records, known) if known is not None and measured else None
@@ -133,8 +144,10 @@ def finish(
         failure=failure,
         events=tuple(sink.events),
         ended_at=utc_now(),
+        unsaved=unsaved,
     )
-    write_run(run)
+    if unsaved is None:
+        write_run(run)
     return run
 
 
@@ -198,7 +211,8 @@ def rebuilt_facts(meta: RunMeta, sink: MemorySink) -> RunFacts | None:
 def recover(folder: Path) -> StoredRun | None:
     """The finished run in a folder; a run that was killed is finished from its journal first.
 
-    None when there is nothing yet, or when a living process is still writing it.
+    None when there is nothing yet, or when a living process is still writing it. Where nothing
+    can be written the recovered run is only held in memory.
     """
     if is_finished(folder):
         return read_run(folder)
@@ -212,9 +226,9 @@ def recover(folder: Path) -> StoredRun | None:
 
 
 def finish_content(folder: Path, content: JournalContent) -> StoredRun:
-    """Store a run from its journal."""
+    """A run from its journal, stored where that is possible."""
     where = str(folder / JOURNAL_FILE)
     meta = from_plain(RunMeta, content.head, where)
     facts = None if content.facts is None else from_plain(RunFacts, content.facts, where)
     sink = MemorySink(content.requests, content.events, content.steps)
-    return finish(folder, meta, sink, facts)
+    return finish(folder, meta, sink, facts, must_store=False)

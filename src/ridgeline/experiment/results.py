@@ -76,8 +76,8 @@ def load_results(path: Path) -> StudyResult:
     the study file.
     """
     directory = StudyDirectory(path)
-    index = recover_study(directory)
-    return results_of(index, directory, load_study_copy(directory))
+    index, recovered = recover_study(directory)
+    return results_of(index, directory, load_study_copy(directory), recovered)
 
 
 def load_study_copy(directory: StudyDirectory) -> Study | None:
@@ -90,12 +90,18 @@ def load_study_copy(directory: StudyDirectory) -> Study | None:
     return parse_study(text, str(directory.path / "study.yaml"), folder=directory.path)
 
 
-def results_of(index: StudyIndex, directory: StudyDirectory, study: Study | None) -> StudyResult:
-    """Results of a study whose index is known."""
-    stored: dict[str, StoredRun] = {}
+def results_of(
+    index: StudyIndex,
+    directory: StudyDirectory,
+    study: Study | None,
+    recovered: Mapping[str, StoredRun] | None = None,
+) -> StudyResult:
+    """Results of a study whose index is known. `recovered` runs need not lie on disk."""
+    stored: dict[str, StoredRun] = dict(recovered or {})
     for run_id in index.order:
         folder = directory.run_folder(run_id)
-        if index.runs[run_id].state not in ("planned", "running") and is_finished(folder):
+        measured = index.runs[run_id].state not in ("planned", "running")
+        if measured and run_id not in stored and is_finished(folder):
             stored[run_id] = read_run(folder)
     experiments = [_result(entry, index, stored) for entry in index.experiments]
     baseline = next((e for e in experiments if e.name == index.baseline), None)

@@ -356,25 +356,27 @@ def _work(run: PlannedRun, folder: Path, engine_for: Callable[[str], Engine]) ->
         gc.enable()
 
 
-def recover_study(directory: StudyDirectory) -> StudyIndex:
-    """The index of a study with the runs that were cut off recovered from their journals.
+def recover_study(directory: StudyDirectory) -> tuple[StudyIndex, dict[str, StoredRun]]:
+    """The index of a study, and by run id the runs that were cut off and are recovered now.
 
-    A copy that cannot be written to is read as it is.
+    A directory that cannot be written to is read all the same.
     """
     index = directory.index()
+    recovered: dict[str, StoredRun] = {}
     if directory.is_held():
-        return index
+        return index, recovered
     changed = index
     for run_id, entry in index.runs.items():
         if entry.state not in ("planned", "running"):
             continue
         found = recover(directory.run_folder(run_id))
         if found is not None and found.meta.fingerprint == entry.fingerprint:
+            recovered[run_id] = found
             changed = changed.with_run(_entry(found))
         elif entry.state == "running":
             gone = "the process that measured it is gone"
             changed = changed.with_run(replace(entry, state="interrupted", reason=gone))
-    if changed != index:
+    if changed != index and all(run.unsaved is None for run in recovered.values()):
         with contextlib.suppress(StoreError):
             directory.write_index(changed)
-    return changed
+    return changed, recovered

@@ -63,7 +63,9 @@ class Failure:
 class StoredRun:
     """A finished run as it lies on disk. `records()` reads the tables.
 
-    facts and summary are None for a run that failed before it measured anything.
+    facts and summary are None for a run that failed before it measured anything. `unsaved` holds
+    the records of a run that was recovered where nothing can be written (a full disk, a copy that
+    is read-only).
     """
 
     folder: Path
@@ -74,10 +76,11 @@ class StoredRun:
     failure: Failure | None
     events: tuple[RunEvent, ...]
     ended_at: str
+    unsaved: RunRecords | None = field(default=None, repr=False, compare=False)
 
     def records(self) -> RunRecords:
         """All requests (with steps for a twin); raises StoreError when the tables are missing."""
-        return read_tables(self.folder)
+        return read_tables(self.folder) if self.unsaved is None else self.unsaved
 
     @property
     def valid(self) -> bool:

@@ -7,6 +7,7 @@ steps.parquet:    a twin's steps. Times are stored as differences, which compres
                   `start_delta_ns` to the row before, `duration_ns`, `delivery_ns` after the end.
 """
 
+import contextlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -224,8 +225,13 @@ def _write(frame: "pl.DataFrame", path: Path) -> None:
     buffer = io.BytesIO()  # so that a full disk is an OSError of ours, not one of polars' own
     frame.write_parquet(buffer, compression="zstd")
     with clear_errors(path):
-        path.write_bytes(buffer.getbuffer())
-        sync(path)
+        try:
+            path.write_bytes(buffer.getbuffer())
+            sync(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            raise
 
 
 def _read(path: Path) -> "pl.DataFrame":
