@@ -73,9 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--streams", type=int, default=32)
     options = parser.parse_args(arguments)
-    print(
-        f"{'reply':>12} {'requests/s':>12} {'chunks/s':>12} {'TTFT p50 ms':>12} {'wrk req/s':>12}"
+    titles = (
+        "reply",
+        "requests/s",
+        "chunks/s",
+        "TTFT p50 ms",
+        "CPU us/req",
+        "of a core",
+        "wrk req/s",
     )
+    print(" ".join(f"{title:>12}" for title in titles))
     for chunks in (1, 200):
         with NullServer(prebuilt_reply(chunks)) as server:
             rounds = [
