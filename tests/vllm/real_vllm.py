@@ -127,7 +127,9 @@ def make_model(python: Path, folder: Path) -> Path:
 
 
 @contextmanager
-def serve(python: Path, model: Path, log: Path) -> Iterator[RealVllm]:
+def serve(
+    python: Path, model: Path, log: Path, first_prompt: str = "Is anybody there?"
+) -> Iterator[RealVllm]:
     """A server on a free loopback port; nothing of it outlives the context, nor a killed pytest."""
     port = free_port()
     # VLLM_CPU_KVCACHE_SPACE counts in whole GiB and would override --kv-cache-memory-bytes
@@ -139,15 +141,15 @@ def serve(python: Path, model: Path, log: Path) -> Iterator[RealVllm]:
     process = EngineProcess(command, log, ENVIRONMENT)
     try:
         server = RealVllm(f"http://127.0.0.1:{port}", log)
-        wait_until_it_answers(server, process)
+        wait_until_it_answers(server, process, first_prompt)
         yield server
     finally:
         process.stop()
 
 
-def wait_until_it_answers(server: RealVllm, process: EngineProcess) -> None:
+def wait_until_it_answers(server: RealVllm, process: EngineProcess, prompt: str) -> None:
     """Return after a real completion came back; else fail with the end of the engine's log."""
-    body = {"model": MODEL_NAME, "prompt": "Is anybody there?", "max_tokens": 4}
+    body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 4}
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if (code := process.poll()) is not None:

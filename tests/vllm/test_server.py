@@ -1,7 +1,9 @@
 """The fixture itself: a real server that counts what it is sent."""
 
+from pathlib import Path
+
 import pytest
-from real_vllm import MODEL_NAME, RealVllm
+from real_vllm import MODEL_NAME, RealVllm, serve
 
 pytestmark = pytest.mark.vllm
 
@@ -17,3 +19,11 @@ def test_its_counters_hold_exactly_what_was_sent(vllm: RealVllm) -> None:
     )  # fmt: skip
     assert added.ttft_count == 1
     assert added.ttft_sum_s > 0
+
+
+def test_a_first_prompt_of_one_word_does_not_kill_the_engine(
+    vllm_python: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    """On a processor with AMX it did, see scripts/vllm_cpu_amx.py."""
+    with serve(vllm_python, tiny_model, tmp_path / "engine.log", first_prompt="a") as server:
+        assert server.counts().requests == 1
