@@ -276,7 +276,7 @@ def journal_holds(path: Path, size: int) -> None:
 def test_ctrl_c_keeps_and_reports_what_was_measured(url: str, tmp_path: Path) -> None:
     child = begin(url, tmp_path, "--json", "-")
     try:
-        journal_holds(tmp_path / "o" / "bench-r1" / "journal.ridgeline", 8_000)
+        journal_holds(tmp_path / "o" / "bench-r1" / "journal.ridgeline", 20_000)
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=30)
     finally:
@@ -323,7 +323,7 @@ def test_a_killed_bench_is_readable(
 ) -> None:
     child = begin(url, tmp_path)
     try:
-        journal_holds(tmp_path / "o" / "bench-r1" / "journal.ridgeline", 8_000)
+        journal_holds(tmp_path / "o" / "bench-r1" / "journal.ridgeline", 20_000)
     finally:
         child.kill()
         child.communicate()
@@ -331,6 +331,8 @@ def test_a_killed_bench_is_readable(
     assert "MEASURED" in capfd.readouterr().out
     stored = json.loads((tmp_path / "o" / "bench-r1" / "run.json").read_text())
     assert stored["state"] == "interrupted"
+    index = json.loads((tmp_path / "o" / "index.json").read_text())
+    assert "before its end" in index["runs"]["bench-r1"]["reason"]
     assert stored["summary"]["requests"]["ok"] > 5
 
 

@@ -236,6 +236,8 @@ def _entry(run: StoredRun) -> RunEntry:
         reason = f"{run.failure.kind}: {run.failure.text}"
     elif run.summary is not None and not run.summary.verdict.valid:
         reason = "; ".join(run.summary.verdict.reasons)
+    elif run.state == "interrupted":
+        reason = "stopped before its end"
     meta = run.meta
     return RunEntry(
         meta.run_id,
