@@ -8,53 +8,69 @@ import sys
 from pathlib import Path
 
 from ridgeline.report.load import load_report
-from ridgeline.report.model import StudyReport
+from ridgeline.report.model import ExperimentRow, StudyReport
+
+PUBLISHED = {
+    "ttft_p95_ms": "p95 TTFT {:,.0f} ms",
+    "itl_p95_ms": "p95 ITL {:g} ms",
+    "chunks_per_s": "{:,.0f} chunks/s",
+}
 
 
-def cell(value: float | None, form: str, scale: float = 1.0) -> str:
-    return "" if value is None else format(value * scale, form)
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
+
+
+def number(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else format(value, form) + unit
+
+
+def milliseconds(value: float | None, form: str) -> str:
+    return number(None if value is None else value * 1e3, form, " ms")
+
+
+def against(row: ExperimentRow, report: StudyReport) -> str:
+    if row.name == report.baseline:
+        return "baseline"
+    found = row.against_baseline.get("cost.usd_per_million_output_tokens")
+    if found is None or found.delta is None or found.low is None or found.high is None:
+        return ""
+    return f"{found.delta:+.1%} ({found.low:+.1%} to {found.high:+.1%})"
+
+
+def published(row: ExperimentRow) -> str:
+    return ", ".join(f.format(row.published[k]) for k, f in PUBLISHED.items() if k in row.published)
 
 
 def experiments(report: StudyReport) -> list[str]:
-    lines = [
-        "| experiment | p95 TTFT | p95 ITL | output tokens/s | $/Mtok | $/Mtok against the baseline | published |",
-        "|---|---:|---:|---:|---:|---|---|",
+    head = [
+        "experiment",
+        "p95 TTFT",
+        "p95 ITL",
+        "output tokens/s",
+        "$/Mtok",
+        "$/Mtok against",
+        "published",
     ]
-    for row in report.rows:
-        s = row.summary
-        if s is None:
-            continue
-        difference = row.against_baseline.get("cost.usd_per_million_output_tokens")
-        against = (
-            "baseline"
-            if row.name == report.baseline
-            else ""
-            if difference is None
-            else f"{difference.delta:+.1%} ({difference.low:+.1%} to {difference.high:+.1%})"
-        )
-        published = row.published
-        told = [
-            text
-            for key, text in (
-                ("ttft_p95_ms", "p95 TTFT {:,.0f} ms"),
-                ("itl_p95_ms", "p95 ITL {:g} ms"),
-                ("chunks_per_s", "{:,.0f} chunks/s"),
-            )
-            if (value := published.get(key)) is not None
-            for text in [text.format(value)]
+    rows = [
+        [
+            row.name,
+            milliseconds(row.summary.ttft_s.p95, ",.0f"),
+            milliseconds(row.summary.itl_s.p95, ".2f"),
+            number(row.summary.throughput.output_tokens_per_s, ",.0f"),
+            number(row.summary.cost.usd_per_million_output_tokens, ".3f"),
+            against(row, report),
+            published(row),
         ]
-        lines.append(
-            f"| {row.name} | {cell(s.ttft_s.p95, ',.0f', 1e3)} ms | {cell(s.itl_s.p95, '.2f', 1e3)} ms"
-            f" | {cell(s.throughput.output_tokens_per_s, ',.0f')}"
-            f" | {cell(s.cost.usd_per_million_output_tokens, '.3f')} | {against} | {', '.join(told)} |"
-        )
-    return lines
+        for row in report.rows
+        if row.summary is not None
+    ]  # fmt: skip
+    return table(head, rows)
 
 
 def findings(report: StudyReport) -> list[str]:
-    lines = ["| finding | published | the twin | ratio on the twin |", "|---|---|---|---|"]
-    lines += [f"| {f.claim} | {f.published or ''} | **{f.mark}** | {f.ours} |" for f in report.findings]
-    return lines
+    rows = [[f.claim, f.published or "", f"**{f.mark}**", f.ours] for f in report.findings]
+    return table(["finding", "published", "the twin", "ratio on the twin"], rows)
 
 
 def put(text: str, name: str, lines: list[str]) -> str:
