@@ -1,6 +1,6 @@
 """What a stranger does first, from a clone that has nothing: the demo, timed.
 
-Run by `make acceptance`; its figures stand in docs/acceptance.md. The limits are for two idle cores.
+Run by `make acceptance`; its figures stand in docs/acceptance.md. Limits are for two idle cores.
 """
 
 import json
