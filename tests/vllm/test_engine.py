@@ -14,7 +14,6 @@ from ridgeline.domain.records import MemorySink
 from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines.base import DrivePlan
-from ridgeline.engines.endpoint import HttpEndpoint
 from ridgeline.engines.vllm import VllmEngine, VllmLaunch
 from ridgeline.workload.schedule import draw_schedule
 
@@ -52,7 +51,6 @@ def test_it_serves_the_configuration_and_leaves_nothing_behind(
     )  # fmt: skip
     sink = MemorySink()
     with engine.start(Configuration(str(tiny_model), KNOBS, engine="vllm")) as endpoint:
-        assert isinstance(endpoint, HttpEndpoint)
         facts = endpoint.drive(DrivePlan(draw_schedule(workload), "salt"), sink, SilentWatch())
     assert [r.failure for r in sink.requests] == [None] * 36
     assert {r.output_tokens for r in sink.requests} == {32}
