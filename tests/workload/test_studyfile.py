@@ -350,3 +350,58 @@ def test_the_schema_for_editors_agrees_with_the_reader() -> None:
     assert not check.is_valid(wrong)
     wrong = yaml.safe_load(TEXT.replace("{max: 96}", "{maximum: 96}"))
     assert not check.is_valid(wrong)
+
+
+LAUNCH = """\
+launch:
+  command: [python3, -m, vllm.entrypoints.cli.main, serve, "{model}"]
+  arguments: [--load-format, dummy]
+  environment: {HF_HUB_OFFLINE: "1"}
+  ready_s: 600
+  resident: 4
+  start_together: false
+  cold_s: 5
+"""
+
+
+def test_launch_says_how_every_experiments_engine_starts() -> None:
+    study = override(parsed(TEXT + LAUNCH), engine="vllm")
+    for experiment in study.experiments:
+        launch = experiment.configuration.launch
+        assert launch is not None
+        assert launch.command == ("python3", "-m", "vllm.entrypoints.cli.main", "serve", "{model}")
+        assert launch.arguments == ("--load-format", "dummy")
+        assert launch.environment == {"HF_HUB_OFFLINE": "1"}
+        assert (launch.ready_s, launch.resident, launch.cold_s) == (600.0, 4, 5.0)
+        assert launch.start_together is False
+    assert "launch" not in study.experiments[1].change
+    jsonschema.validate(yaml.safe_load(TEXT + LAUNCH), StudyPart.model_json_schema())
+
+
+def test_without_launch_the_engine_starts_its_own_way() -> None:
+    assert parsed().baseline.configuration.launch is None
+    empty = parsed(TEXT + "launch: {}\n").baseline.configuration.launch
+    assert empty is not None
+    assert (empty.command, empty.resident, empty.start_together) == (None, None, True)
+
+
+@pytest.mark.parametrize(
+    ("launch", "line"),
+    [
+        ("{command: [vllm, serve]}", r"chat\.yaml:\d+: the command says nowhere which model"),
+        ("{command: []}", "launch.command must be a list of at least 1"),
+        ("{environment: {OMP_NUM_THREADS: 1}}", "environment.OMP_NUM_THREADS must be a text"),
+        ("{resident: 0}", r"launch.resident must be a number >= 1 \(engines\), not 0"),
+        ("{redy_s: 5}", "unknown key 'redy_s' in launch .*did you mean 'ready_s'"),
+        ("{ready_s: 0}", "launch.ready_s must be a number > 0"),
+    ],
+)
+def test_a_wrong_launch_is_one_line(launch: str, line: str) -> None:
+    with pytest.raises(BadInput, match=line):
+        parsed(TEXT + f"launch: {launch}\n")
+
+
+def test_launch_does_not_belong_to_a_server_that_runs_already() -> None:
+    text = TEXT.replace("engine: twin", "engine: endpoint\nurl: http://127.0.0.1:8000")
+    with pytest.raises(BadInput, match="launch belongs to an engine that Ridgeline starts"):
+        parsed(text + LAUNCH)

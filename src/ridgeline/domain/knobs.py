@@ -5,7 +5,7 @@ resolves to). Nothing is dropped in silence: an unknown name is an error that na
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ridgeline.domain.errors import BadInput, nearest
@@ -89,11 +89,32 @@ def check_knob_names(names: Mapping[str, Any], where: str | None = None) -> None
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """How an engine is started. Every part that is not given is the engine's own way.
+
+    command: one argument a place, "{model}" stands for the model. environment: added to ours; an
+    empty value takes the variable away. ready_s: how long a start may take, in seconds. resident:
+    how many engines stay up side by side, one of them loaded at a time (None: one after another);
+    start_together: those are started side by side. cold_s: length of the first run of a fresh
+    engine, which is kept apart (None: as long as a measured run with its warm-up, 0: none).
+    """
+
+    command: tuple[str, ...] | None = None
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ready_s: float = 900.0
+    resident: int | None = None
+    start_together: bool = True
+    cold_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     """What one run serves: a model on some GPUs under some knobs.
 
     `gpu` is a name of the GPU catalogue, None for an endpoint whose hardware is not known.
-    `gpus` are the GPUs used (priced), `price_per_gpu_hour` in USD, None when not known.
+    `gpus` are the GPUs used (priced), `price_per_gpu_hour` in USD, None when not known. `launch`:
+    how the engine is started, None = in its default way (or it is not started by us).
     """
 
     model: str
@@ -104,3 +125,4 @@ class Configuration:
     gpus: int = 1
     price_per_gpu_hour: float | None = None
     url: str | None = None
+    launch: Launch | None = None

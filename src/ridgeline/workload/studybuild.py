@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from ridgeline.domain.errors import BadInput, nearest
 from ridgeline.domain.hardware import gpu as known_gpu
-from ridgeline.domain.knobs import Configuration, Knobs
+from ridgeline.domain.knobs import Configuration, Knobs, Launch
 from ridgeline.domain.slo import Slo, slo_from_mapping
 from ridgeline.domain.workload import (
     Arrivals,
@@ -32,6 +32,7 @@ from ridgeline.workload.studymodel import (
     ExperimentPart,
     FindingPart,
     HardwarePart,
+    LaunchPart,
     LengthsPart,
     OutputPart,
     RatioPart,
@@ -114,8 +115,33 @@ def _base_configuration(source: Source, part: StudyPart, folder: Path) -> Config
     if model.startswith(("./", "../")):
         model = str((folder / model).resolve())
     knobs = _knobs(part.baseline)
-    start = Configuration(model, knobs, part.engine, part.engine_version, url=part.url)
+    start = Configuration(
+        model, knobs, part.engine, part.engine_version, url=part.url, launch=_launch(source, part)
+    )
     return _with_hardware(source, start, part.hardware or HardwarePart(), ("hardware",))
+
+
+def _launch(source: Source, study: StudyPart) -> Launch | None:
+    part: LaunchPart | None = study.launch
+    if part is None:
+        return None
+    if study.engine == "endpoint":
+        raise source.error(
+            ("launch",), "launch belongs to an engine that Ridgeline starts, not to endpoint"
+        )
+    if part.command is not None and not any("{model}" in word for word in part.command):
+        raise source.error(
+            ("launch", "command"), "the command says nowhere which model", "add '{model}' to it"
+        )
+    return Launch(
+        command=None if part.command is None else tuple(part.command),
+        arguments=tuple(part.arguments),
+        environment=part.environment,
+        ready_s=part.ready_s,
+        resident=part.resident,
+        start_together=part.start_together,
+        cold_s=part.cold_s,
+    )
 
 
 def _knobs(part: BaseModel | None) -> Knobs:

@@ -186,6 +186,36 @@ SloPart = create_model(
 )  # fmt: skip
 
 
+class LaunchPart(Part):
+    """How the engine is started, where Ridgeline starts it."""
+
+    command: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="the program and its first arguments, one a place; {model} stands for the"
+        " model. vLLM: [vllm, serve, '{model}'] unless given",
+    )
+    arguments: list[str] = Field(
+        default_factory=list, description="more arguments, after those of the knobs"
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict,
+        description="variables for the engine, beside Ridgeline's own; an empty text removes one",
+    )
+    ready_s: float = _amount("seconds", "how long a start may take", default=900.0, gt=0)
+    resident: int | None = _amount(
+        "engines", "kept up side by side, only one of them loaded at a time; needs explicit"
+        " kv_cache_memory_bytes, on GPUs also gpu_memory_utilization", default=None, ge=1,
+    )  # fmt: skip
+    start_together: bool = Field(
+        True, description="start resident engines side by side, not one after another"
+    )
+    cold_s: float | None = _amount(
+        "seconds", "first run of a fresh engine, kept apart and never merged; 0: none; as long as"
+        " a measured run unless given", default=None, ge=0, le=86_400,
+    )  # fmt: skip
+
+
 class ExperimentPart(Part):
     """One experiment: what differs from the baseline."""
 
@@ -250,6 +280,7 @@ class StudyPart(Part):
     engine_version: str | None = Field(default=None, description='as text, for example "0.21.0"')
     url: str | None = Field(default=None, description="the server, for engine: endpoint")
     hardware: HardwarePart | None = None
+    launch: LaunchPart | None = None
     workload: WorkloadPart
     slo: SloPart | None = None  # type: ignore[valid-type]
     baseline: KnobsPart | None = Field(default=None, description="engine options of the baseline")  # type: ignore[valid-type]
