@@ -98,6 +98,21 @@ class RunEvent:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class TelemetryRow:
+    """One reading beside a run: what `unit` of `source` said of `metric`.
+
+    at_ns: on the run's clock. source: "engine" (its /metrics), "gpu" or "host". unit: for example
+    "replica 0", "gpu 0" or "replica 0: engine core". A reading that could not be had has no row.
+    """
+
+    at_ns: int
+    source: str
+    unit: str
+    metric: str
+    value: float
+
+
 # Named parts of a step's time, in the order in which they are stacked in charts. All in ns.
 STEP_PARTS = (
     "weights",       # linear layers at padded rows: max of bytes and FLOPs

@@ -5,6 +5,7 @@ chunks.parquet:   one row a content chunk of a measured run: request, at_ns, sha
 segments.parquet: a twin's chunks as runs of steps: request, replica, first, count.
 steps.parquet:    a twin's steps. Times are stored as differences, which compress well:
                   `start_delta_ns` to the row before, `duration_ns`, `delivery_ns` after the end.
+telemetry.parquet: one row a reading beside a measured run: at_ns, source, unit, metric, value.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ from ridgeline.domain.records import (
     RequestRecord,
     RunRecords,
     StepTable,
+    TelemetryRow,
 )
 from ridgeline.store.files import clear_errors, sync
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 REQUESTS, CHUNKS = "requests.parquet", "chunks.parquet"
 STEPS, SEGMENTS = "steps.parquet", "segments.parquet"
+TELEMETRY = "telemetry.parquet"
 _PLAIN_STEP_COLUMNS = (
     "replica", "prefill_tokens", "decode_tokens", "padded_tokens", "context_tokens", "mode",
     "running", "waiting", "kv_used_blocks", "flops", "bytes_read",
@@ -82,6 +85,35 @@ def read_tables(folder: Path) -> RunRecords:
         chunk_shared=shared,
         steps=steps,
     )
+
+
+def write_telemetry(folder: Path, rows: Sequence[TelemetryRow]) -> None:
+    """Write the readings beside a run into an existing folder; raises StoreError."""
+    import polars as pl  # noqa: PLC0415
+
+    kinds: dict[str, Any] = {
+        "at_ns": pl.Int64, "source": pl.Categorical, "unit": pl.Categorical,
+        "metric": pl.Categorical, "value": pl.Float64,
+    }  # fmt: skip
+    columns = {n: pl.Series(n, [getattr(r, n) for r in rows], dtype=k) for n, k in kinds.items()}
+    _write(pl.DataFrame(columns), folder / TELEMETRY)
+
+
+def read_telemetry(folder: Path) -> tuple[TelemetryRow, ...]:
+    """The readings beside a run in the order in which they were taken; empty when none are kept.
+
+    Raises StoreError for a damaged table.
+    """
+    path = folder / TELEMETRY
+    if not path.exists():
+        return ()
+    frame = _read(path)
+    names = ("at_ns", "source", "unit", "metric", "value")
+    try:
+        rows = zip(*(frame[name].to_list() for name in names), strict=True)
+    except Exception as error:
+        raise StoreError(f"is damaged or of another version ({error})", where=str(path)) from error
+    return tuple(TelemetryRow(*row) for row in rows)
 
 
 @dataclass(frozen=True, slots=True)

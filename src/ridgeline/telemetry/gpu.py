@@ -7,9 +7,12 @@ Everything that the driver does not tell is None, never 0.
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from ridgeline.telemetry.sampling import Reading
 
 # Reasons (bits of nvmlDeviceGetCurrentClocksEventReasons) for which clocks fall below what the
 # chip could do. Idle and user-set clocks are not throttling.
@@ -56,7 +59,9 @@ class GpuSummary:
     tensor_active: float | None
     dram_active: float | None
     throttled: dict[str, float]
-    strangers: tuple[int, ...]  # processes that are not ours
+    # processes that are not ours; None = cannot be told (the driver lists none of ours, as in a
+    # container that has its own process numbers)
+    strangers: tuple[int, ...] | None
 
 
 class GpuSampler(Protocol):
@@ -172,6 +177,58 @@ def open_nvml() -> NvmlSampler | None:
     return NvmlSampler(pynvml, handles) if handles else None
 
 
+class GpuProbe:
+    """The GPUs of a sampler as a telemetry probe; keeps the samples for `summaries`.
+
+    `gpus`: the numbers of those that the run uses, None for all.
+    """
+
+    def __init__(self, sampler: GpuSampler, gpus: Sequence[int] | None = None) -> None:
+        self._sampler = sampler
+        self._gpus = None if gpus is None else set(gpus)
+        self._samples: list[tuple[int, GpuSample]] = []
+
+    def read(self) -> Iterable[Reading]:
+        """Every known value of every GPU now."""
+        at = time.monotonic_ns()
+        for sample in self._sampler.sample():
+            if self._gpus is None or sample.index in self._gpus:
+                self._samples.append((at, sample))
+                yield from _readings(sample)
+
+    def summaries(
+        self, start_ns: int, end_ns: int, ours: Iterable[int] = ()
+    ) -> tuple[GpuSummary, ...]:
+        """Each GPU over [start_ns, end_ns) of the monotonic clock, in the order of their numbers.
+
+        Activity counters cover the time since the sample before; the first sample inside is kept.
+        """
+        known = tuple(ours)
+        inside: dict[int, list[GpuSample]] = {}
+        for at, sample in self._samples:
+            if start_ns <= at < end_ns:
+                inside.setdefault(sample.index, []).append(sample)
+        found = (summarise_gpu(inside[index], known) for index in sorted(inside))
+        return tuple(summary for summary in found if summary is not None)
+
+
+_NUMBERS = (
+    "memory_used_bytes", "power_w", "power_limit_w", "sm_clock_mhz", "max_sm_clock_mhz",
+    "utilisation", "sm_active", "tensor_active", "dram_active",
+)  # fmt: skip
+
+
+def _readings(sample: GpuSample) -> Iterable[Reading]:
+    unit = f"gpu {sample.index}"
+    for name in _NUMBERS:
+        value = getattr(sample, name)
+        if value is not None:
+            yield Reading("gpu", unit, name, float(value))
+    for reason in sample.throttled_by:
+        yield Reading("gpu", unit, f"throttled: {reason}", 1.0)
+    yield Reading("gpu", unit, "processes", float(len(sample.processes)))
+
+
 def throttle_reasons(bits: int) -> tuple[str, ...]:
     """The names of the throttle bits that are set."""
     return tuple(name for bit, name in THROTTLE_BITS.items() if bits & bit)
@@ -184,6 +241,7 @@ def summarise_gpu(samples: Iterable[GpuSample], ours: Iterable[int] = ()) -> Gpu
         return None
     reasons = sorted({reason for row in rows for reason in row.throttled_by})
     known = set(ours)
+    seen = {p for r in rows for p in r.processes}
     return GpuSummary(
         index=rows[0].index,
         name=rows[0].name,
@@ -200,7 +258,7 @@ def summarise_gpu(samples: Iterable[GpuSample], ours: Iterable[int] = ()) -> Gpu
         throttled={
             reason: sum(reason in r.throttled_by for r in rows) / len(rows) for reason in reasons
         },
-        strangers=tuple(sorted({p for r in rows for p in r.processes} - known)) if known else (),
+        strangers=tuple(sorted(seen - known)) if seen & known else None,
     )
 
 

@@ -1,0 +1,84 @@
+"""What an engine's processes take from the host: CPU time and memory, by their role."""
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ridgeline.telemetry.sampling import Reading
+
+# In a process's title or command line -> its role. vLLM names its children so.
+ROLES = (
+    ("EngineCore", "engine core"),
+    ("VLLM::Worker", "worker"),
+    ("APIServer", "api server"),
+    ("DPCoordinator", "coordinator"),
+    ("resource_tracker", "helper"),
+    ("compile_worker", "compiler"),
+)
+LOOK_AGAIN_S = 5.0  # for processes that came or went
+
+
+class HostProbe:
+    """CPU (in cores) and resident memory (bytes) of each role below the given processes.
+
+    `roots`: unit -> the id of the guard process whose only child is the engine; the guard itself
+    is left out. The first reading has no CPU: it is a difference of two.
+    """
+
+    def __init__(self, roots: Mapping[str, int]) -> None:
+        self._roots = roots
+        self._found: list[tuple[str, Any]] = []
+        self._looked_s = float("-inf")
+        self._before: dict[int, tuple[float, float]] = {}
+
+    def read(self) -> Iterable[Reading]:
+        """What they take now; a process that has ended is left out."""
+        import psutil  # noqa: PLC0415
+
+        if time.monotonic() - self._looked_s > LOOK_AGAIN_S:
+            self._found = list(self._look())
+            self._looked_s = time.monotonic()
+        cores: dict[str, float] = defaultdict(float)
+        memory: dict[str, float] = defaultdict(float)
+        for unit, process in self._found:
+            with contextlib.suppress(psutil.Error):
+                with process.oneshot():
+                    times = process.cpu_times()
+                    memory[unit] += process.memory_info().rss
+                now, used = time.monotonic(), times.user + times.system
+                before = self._before.get(process.pid)
+                self._before[process.pid] = now, used
+                if before is not None and now > before[0]:
+                    cores[unit] += (used - before[1]) / (now - before[0])
+        yield from (Reading("host", unit, "cpu_cores", value) for unit, value in cores.items())
+        yield from (Reading("host", unit, "memory_bytes", value) for unit, value in memory.items())
+
+    def _look(self) -> Iterable[tuple[str, Any]]:
+        import psutil  # noqa: PLC0415
+
+        for unit, pid in self._roots.items():
+            with contextlib.suppress(psutil.Error):
+                guard = psutil.Process(pid)
+                direct = {child.pid for child in guard.children()}
+                for process in guard.children(recursive=True):
+                    with contextlib.suppress(psutil.Error):
+                        role = role_of(process.cmdline(), direct=process.pid in direct)
+                        yield f"{unit}: {role}", process
+
+
+def descendants() -> frozenset[int]:
+    """The ids of all processes that we started, directly or not, and that still run."""
+    import psutil  # noqa: PLC0415
+
+    return frozenset(process.pid for process in psutil.Process().children(recursive=True))
+
+
+def role_of(command: Iterable[str], *, direct: bool) -> str:
+    """The role of a process by its title; `direct`: it is the one that was started."""
+    text = " ".join(command)
+    for word, role in ROLES:
+        if word in text:
+            return role
+    return "api server" if direct else "other"

@@ -1,0 +1,236 @@
+"""Readings beside a run: a thread asks every probe once a second and keeps what it says.
+
+Reading must cost the client next to nothing, because it shares its process: pages are searched,
+not parsed, and everything slow (the network, the driver) happens outside Python's lock.
+"""
+
+import contextlib
+import http.client
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from ridgeline.domain.records import RunEvent, TelemetryRow
+from ridgeline.domain.run import LiveFigures, Watch, Window
+from ridgeline.telemetry.prometheus import OLD_NAMES
+
+PERIOD_S = 1.0
+# Engine metrics that are kept, by vLLM's names, with the names under which they are stored.
+GAUGES = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:kv_cache_usage_perc": "kv_use",
+}
+COUNTERS = {
+    "vllm:iteration_tokens_total_count": "steps",
+    "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:generation_tokens_total": "generation_tokens",
+    "vllm:num_preemptions_total": "preemptions",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One value that a probe read; see TelemetryRow for the words."""
+
+    source: str
+    unit: str
+    metric: str
+    value: float
+
+
+class Probe(Protocol):
+    """Something that can be read again and again. Implementations: EngineProbe, GpuProbe, ..."""
+
+    def read(self) -> Iterable[Reading]:
+        """What it says now; nothing where it cannot be had. Must not raise."""
+
+
+@dataclass(slots=True)
+class FakeProbe:
+    """Says prepared things, one group a reading, then nothing."""
+
+    script: list[list[Reading]]
+
+    def read(self) -> Iterable[Reading]:
+        """The next group."""
+        return self.script.pop(0) if self.script else []
+
+
+class Sampling:
+    """Reads the probes every `period_s` while the context is open; the first time at once.
+
+    A probe that is slow delays the readings, it never makes them pile up.
+    """
+
+    def __init__(self, probes: Sequence[Probe], period_s: float = PERIOD_S) -> None:
+        self._probes = probes
+        self._period_s = period_s
+        self._taken: list[tuple[int, Reading]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+
+    def __enter__(self) -> "Sampling":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(10.0)
+
+    def rows(self, zero_ns: int) -> tuple[TelemetryRow, ...]:
+        """What was read, on the clock of a run whose zero is `zero_ns` on the monotonic clock."""
+        return tuple(
+            TelemetryRow(at - zero_ns, r.source, r.unit, r.metric, r.value)
+            for at, r in list(self._taken)
+        )
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while True:
+            for probe in self._probes:
+                at = time.monotonic_ns()
+                self._taken += [(at, reading) for reading in probe.read()]
+            due = max(due + self._period_s, time.monotonic())
+            if self._stop.wait(due - time.monotonic()):
+                return
+
+
+class EngineProbe:
+    """One replica's /metrics page: the GAUGES and COUNTERS, each summed over the page's series.
+
+    A page of an engine with several cores has one series each; their KV use is averaged.
+    """
+
+    def __init__(self, url: str, unit: str, timeout_s: float = 2.0) -> None:
+        parts = urlsplit(url)
+        self._unit = unit
+        self._path = parts.path.rstrip("/") + "/metrics"
+        self._connection = http.client.HTTPConnection(
+            parts.hostname or "", parts.port, timeout=timeout_s
+        )
+
+    def read(self) -> Iterable[Reading]:
+        """The page's values now; nothing when there is no page."""
+        try:
+            self._connection.request("GET", self._path)
+            reply = self._connection.getresponse()
+            body = reply.read()
+        except (OSError, http.client.HTTPException):
+            self._connection.close()
+            return []
+        return list(self._values(body)) if reply.status == 200 else []
+
+    def _values(self, page: bytes) -> Iterator[Reading]:
+        found: dict[str, list[float]] = defaultdict(list)
+        for name, value in _LINE.findall(page):
+            with contextlib.suppress(ValueError):
+                found[_STORED[name.decode()]].append(float(value))
+        for metric, values in found.items():
+            total = sum(values)
+            yield Reading(
+                "engine", self._unit, metric, total / len(values) if metric == "kv_use" else total
+            )
+
+
+_STORED = {**GAUGES, **COUNTERS}
+_STORED |= {old: _STORED[new] for new in _STORED for old in OLD_NAMES.get(new, ())}
+# a name, labels (whose values are quoted: none of ours holds a brace), a number
+_LINE = re.compile(
+    rb"^(" + b"|".join(re.escape(n.encode()) for n in _STORED) + rb")(?:\{[^}\n]*\})? ([^ \n]+)",
+    re.MULTILINE,
+)
+
+
+class ClockWatch:
+    """Passes a run on to another watch and learns the run's zero on the monotonic clock.
+
+    `zero_ns` is None until the first live figures. They come a moment after they were taken, so
+    the earliest of the zeros that they tell is the true one.
+    """
+
+    def __init__(self, inner: Watch) -> None:
+        self._inner = inner
+        self.zero_ns: int | None = None
+
+    def live(self, figures: LiveFigures) -> None:
+        """Take the current figures."""
+        zero = time.monotonic_ns() - round(figures.elapsed_s * 1e9)
+        self.zero_ns = zero if self.zero_ns is None else min(self.zero_ns, zero)
+        self._inner.live(figures)
+
+    def event(self, event: RunEvent) -> None:
+        """Take something worth telling."""
+        self._inner.event(event)
+
+    def stop_asked(self) -> bool:
+        """True once the user wants the run to end early."""
+        return self._inner.stop_asked()
+
+
+def summarise_engine(rows: Iterable[TelemetryRow], window: Window) -> dict[str, float]:
+    """Means and peaks of the gauges over the window, growth per second of the counters.
+
+    Gauges and rates of several replicas are added up at their means; KV use is their mean, its
+    peak the fullest replica's. Keys that were not measured are absent. "steps_per_s" counts steps
+    with output: vLLM does not count a step that only carries unfinished prompts.
+    """
+    series = _series(rows, "engine", window)
+    found: dict[str, float] = {}
+    for metric in GAUGES.values():
+        means, peaks = [], []
+        for (_, name), points in series.items():
+            if name == metric:
+                values = [value for _, value in points]
+                means.append(sum(values) / len(values))
+                peaks.append(max(values))
+        if means:
+            shared = metric == "kv_use"
+            found[f"{metric}_mean"] = sum(means) / (len(means) if shared else 1)
+            found[f"{metric}_max"] = max(peaks) if shared else sum(peaks)
+    for metric in COUNTERS.values():
+        rates = [
+            rate
+            for (_, name), points in series.items()
+            if name == metric and (rate := _rate(points)) is not None
+        ]
+        if rates:
+            found[f"{metric}_per_s"] = sum(rates)
+    return found
+
+
+def summarise_host(rows: Iterable[TelemetryRow], window: Window) -> dict[str, dict[str, float]]:
+    """Of each process group of the engine: mean and peak of every metric over the window."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for (unit, metric), points in _series(rows, "host", window).items():
+        values = [value for _, value in points]
+        found[unit][f"{metric}_mean"] = sum(values) / len(values)
+        found[unit][f"{metric}_max"] = max(values)
+    return dict(found)
+
+
+_Points = list[tuple[int, float]]
+
+
+def _series(
+    rows: Iterable[TelemetryRow], source: str, window: Window
+) -> Mapping[tuple[str, str], _Points]:
+    """(unit, metric) -> (ns, value) of the readings of a source inside the window."""
+    series: dict[tuple[str, str], _Points] = defaultdict(list)
+    for row in rows:
+        if row.source == source and window.start_ns <= row.at_ns < window.end_ns:
+            series[row.unit, row.metric].append((row.at_ns, row.value))
+    return series
+
+
+def _rate(points: _Points) -> float | None:
+    """Growth per second from the first to the last reading; None when it fell (a restart)."""
+    if len(points) < 2 or points[-1][0] <= points[0][0]:
+        return None
+    grown = points[-1][1] - points[0][1]
+    return None if grown < 0 else grown / (points[-1][0] - points[0][0]) * 1e9
