@@ -17,7 +17,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     ending = "serve"
 
     def do_GET(self) -> None:
-        self.send_response(200)
+        self.send_response(503 if "--not-healthy" in sys.argv else 200)
         self.send_header("Content-Length", "0")
         self.end_headers()
 

@@ -4,16 +4,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ridgeline.domain.errors import RunFailed
-from ridgeline.domain.knobs import Configuration, Knobs
+from ridgeline.domain.knobs import Configuration, Knobs, Launch
 from ridgeline.engines.process import EngineProcess
-from ridgeline.engines.vllm import VllmEngine, VllmLaunch
+from ridgeline.engines.vllm import VllmEngine, VllmLaunch, free_port
 from ridgeline.engines.vllm_args import serve_arguments
 
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -120,3 +123,69 @@ def _family_of(pid: int, at_least: int) -> list[psutil.Process]:
         assert time.monotonic() < deadline, family
         time.sleep(0.05)
     return family
+
+
+def test_the_engines_environment_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A PYTHONPATH for the engine must not reach the guard, which needs Ridgeline's own."""
+    monkeypatch.setenv("TAKEN_AWAY", "yes")
+    show = "import os; print([os.environ.get(k) for k in ('PYTHONPATH', 'TAKEN_AWAY', 'KEPT')],"
+    show += " [k for k in os.environ if k.startswith('RIDGELINE_ENGINE')])"
+    (tmp_path / "psutil.py").write_text("raise SystemExit('the guard imported this')")
+    monkeypatch.setenv("KEPT", "from us")
+    process = EngineProcess(
+        [sys.executable, "-c", show],
+        tmp_path / "log",
+        {"PYTHONPATH": str(tmp_path), "TAKEN_AWAY": ""},
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert process.log_text().strip() == f"[{str(tmp_path)!r}, None, 'from us'] []"
+        assert process.poll() == 0
+        assert process.log_since(process.log_size() - 1) == "\n"
+    finally:
+        process.stop()
+
+
+def test_the_study_files_launch_decides_over_the_default(tmp_path: Path) -> None:
+    (tmp_path / "prepared.log").write_text("INFO up")
+    given = Launch(
+        command=(sys.executable, str(FAKE), str(tmp_path / "prepared.log"), "hang", "{model}"),
+        arguments=("--one-more",),
+        ready_s=2.0,
+    )
+    engine = VllmEngine(VllmLaunch(command=("no-such-vllm",)))
+    engine.log_to(tmp_path / "logs")
+    with (
+        pytest.raises(RunFailed, match="hung") as caught,
+        engine.start(replace(configuration(), launch=given)),
+    ):
+        pass
+    assert caught.value.failure_class == "hung"  # type: ignore[attr-defined]
+    assert Path(caught.value.where or "").parent == tmp_path / "logs"
+
+
+def test_a_start_can_be_given_up_from_another_thread(tmp_path: Path) -> None:
+    engine = VllmEngine(launch(tmp_path, "INFO up", "hang", ready_s=60))
+    _health_only(engine)
+    timer = threading.Timer(0.5, engine.abandon)
+    timer.start()
+    begun = time.monotonic()
+    with pytest.raises(RunFailed, match="given up"), engine.start(configuration()):
+        pass
+    timer.join()
+    assert time.monotonic() - begun < 30  # not the 60 s of the ready limit
+
+
+def _health_only(engine: VllmEngine) -> None:
+    """Keep the start waiting for /health, where it looks whether it was given up."""
+    engine._launch = replace(engine._launch, arguments=("--not-healthy",))
+
+
+def test_ports_of_engines_that_start_together_differ() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        ports = list(pool.map(lambda _: free_port(), range(64)))
+    assert len(set(ports)) == 64

@@ -12,6 +12,7 @@ left the process group, so it can find them; nothing else on the machine is ever
 
 import contextlib
 import ctypes
+import json
 import os
 import select
 import signal
@@ -24,6 +25,7 @@ import psutil
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 10.0
+ENVIRONMENT = "RIDGELINE_ENGINE_ENVIRONMENT"  # what the command's environment adds, as JSON
 
 
 class Guard:
@@ -39,7 +41,9 @@ class Guard:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_term)
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._child = subprocess.Popen(command, start_new_session=True)  # noqa: S603  the user's own
+        self._child = subprocess.Popen(  # noqa: S603  the user's own command
+            command, start_new_session=True, env=_environment()
+        )
 
     def _on_term(self, _signal: int, _frame: FrameType | None) -> None:
         self._asked = True
@@ -81,6 +85,13 @@ class Guard:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(process.pid, os.WNOHANG)
         return living
+
+
+def _environment() -> dict[str, str]:
+    """Ours with what was asked for; a variable with an empty value is taken away."""
+    added = json.loads(os.environ.get(ENVIRONMENT, "{}"))
+    merged = {**os.environ, **added}
+    return {k: v for k, v in merged.items() if k != ENVIRONMENT and (v or k not in added)}
 
 
 if __name__ == "__main__":

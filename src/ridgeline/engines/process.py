@@ -1,6 +1,7 @@
 """One engine process under a guard: start it, follow its log, know at once when it ends."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -9,9 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ridgeline.engines.guard import ENVIRONMENT
+
 
 class EngineProcess:
     """A command that dies with us, with everything it started; its output goes to `log`.
+
+    `environment` is added to ours; an empty value takes the variable away.
 
     Raises OSError when the command cannot be started at all (the guard reports a missing program
     as exit code 1 with the reason in the log).
@@ -31,7 +36,8 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
+                # The guard keeps our own environment: the engine's may have another PYTHONPATH.
+                env={**os.environ, ENVIRONMENT: json.dumps(dict(environment or {}))},
                 pass_fds=(read_end,),
                 start_new_session=True,
             )
@@ -50,6 +56,16 @@ class EngineProcess:
     def log_text(self) -> str:
         """Everything the engine wrote so far (undecodable bytes replaced)."""
         return self.log.read_text(errors="replace")
+
+    def log_size(self) -> int:
+        """Bytes that the engine wrote so far."""
+        return self.log.stat().st_size
+
+    def log_since(self, start: int) -> str:
+        """What the engine wrote from that byte on (undecodable bytes replaced)."""
+        with self.log.open("rb") as file:
+            file.seek(start)
+            return file.read().decode(errors="replace")
 
     def stop(self, patience_s: float = 20.0) -> None:
         """End it and everything it started; returns when nothing of it is left."""

@@ -10,31 +10,35 @@ import json
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlsplit
 
 from ridgeline.domain.errors import BadInput, RunFailed
 from ridgeline.domain.knobs import Configuration
-from ridgeline.engines.base import Endpoint
+from ridgeline.engines.beside import Replica, StartedEndpoint, ended
 from ridgeline.engines.process import EngineProcess
 from ridgeline.engines.vllm_args import serve_arguments
-from ridgeline.engines.vllm_log import classify_failure, read_start_up
+from ridgeline.engines.vllm_log import read_start_up
+from ridgeline.telemetry.gpu import GpuSampler, open_nvml
 
 HOST = "127.0.0.1"
+COMMAND = ("vllm", "serve", "{model}")
 
 
 @dataclass(frozen=True, slots=True)
 class VllmLaunch:
-    """How to start a server. `command` is one argument a place; "{model}" stands for the model.
+    """How to start a server where the configuration does not say it.
 
-    `environment` is added to ours. `ready_s`: how long a start may take until a completion came
-    back (a first start compiles for minutes on a slow host).
+    `command` is one argument a place; "{model}" stands for the model. `environment` is added to
+    ours. `ready_s`: how long a start may take until a completion came back (a first start compiles
+    for minutes on a slow host).
     """
 
-    command: tuple[str, ...] = ("vllm", "serve", "{model}")
+    command: tuple[str, ...] = COMMAND
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     log_folder: Path = Path("runs/engine-logs")
@@ -42,26 +46,23 @@ class VllmLaunch:
     gpus: tuple[int, ...] | None = None  # which GPUs to use, in this order; None = from 0 on
 
 
-@dataclass(slots=True)
-class Replica:
-    """One running server: its process, URL and what its start told."""
-
-    process: EngineProcess
-    port: int
-    start: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def url(self) -> str:
-        """Base URL without /v1."""
-        return f"http://{HOST}:{self.port}"
+_ports_lock = threading.Lock()
+_ports_given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port that nobody listens on, not even with SO_REUSEPORT (vLLM 0.21 sets that)."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, not even with SO_REUSEPORT (vLLM 0.21 sets that).
+
+    It is given once: engines that start side by side must not be given the same one.
+    """
+    with _ports_lock:
+        while True:
+            with socket.socket() as probe:
+                probe.bind((HOST, 0))
+                port: int = probe.getsockname()[1]
+            if port not in _ports_given:
+                _ports_given.add(port)
+                return port
 
 
 class VllmEngine:
@@ -71,77 +72,63 @@ class VllmEngine:
 
     def __init__(self, launch: VllmLaunch | None = None) -> None:
         self._launch = launch or VllmLaunch()
+        self._abandoned = threading.Event()
+
+    def log_to(self, folder: Path) -> None:
+        """Write the logs of coming starts there."""
+        self._launch = replace(self._launch, log_folder=folder)
+
+    def abandon(self) -> None:
+        """Give up the starts that are going on in other threads; they end with RunFailed."""
+        self._abandoned.set()
 
     @contextlib.contextmanager
-    def start(self, configuration: Configuration) -> Iterator[Endpoint]:
+    def start(self, configuration: Configuration) -> Iterator[StartedEndpoint]:
         """Start all replicas side by side; see Engine.start."""
+        launch = self._launch_of(configuration)
         replicas: list[Replica] = []
         try:
             for number in range(configuration.knobs.data_parallel_size or 1):
-                replicas.append(self._spawn(configuration, number))
+                replicas.append(_spawn(configuration, launch, number))
             for replica in replicas:
-                self._wait_ready(replica, configuration.model)
+                self._wait_ready(replica, configuration.model, launch.ready_s)
             from ridgeline.engines.endpoint import HttpEndpoint  # noqa: PLC0415  heavy
 
-            yield HttpEndpoint(
+            http_endpoint = HttpEndpoint(
                 [r.url for r in replicas],
                 model=configuration.model,
                 server={"engine": "vllm", "replicas": [r.start for r in replicas]},
             )
+            yield StartedEndpoint(http_endpoint, replicas, _gpus(configuration))
         finally:
             for replica in replicas:
                 replica.process.stop()
 
-    def _spawn(self, configuration: Configuration, number: int) -> Replica:
-        port = free_port()
-        command = [part.replace("{model}", configuration.model) for part in self._launch.command]
-        command += [*serve_arguments(configuration.knobs), *self._launch.arguments]
-        command += ["--host", HOST, "--port", str(port), "--served-model-name", configuration.model]
-        if shutil.which(command[0]) is None:
-            raise RunFailed(
-                f"there is no program {command[0]!r}",
-                where="engine vllm",
-                fix="install vLLM here, or name the command that starts it",
-            )
-        log = self._launch.log_folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{port}.log"
-        environment = {"VLLM_NO_USAGE_STATS": "1", **self._launch.environment}
-        if configuration.gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = self._devices(configuration, number)
-        return Replica(EngineProcess(command, log, environment), port)
-
-    def _devices(self, configuration: Configuration, number: int) -> str:
-        knobs = configuration.knobs
-        per_replica = (knobs.tensor_parallel_size or 1) * (knobs.pipeline_parallel_size or 1)
-        listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names: list[str] = (
-            [str(g) for g in self._launch.gpus]
-            if self._launch.gpus is not None
-            else listed.split(",")
-            if listed
-            else [str(g) for g in range(knobs.gpus)]
+    def _launch_of(self, configuration: Configuration) -> VllmLaunch:
+        given = configuration.launch
+        if given is None:
+            return self._launch
+        return replace(
+            self._launch,
+            command=given.command or self._launch.command,
+            arguments=given.arguments,
+            environment=given.environment,
+            ready_s=given.ready_s,
         )
-        mine = names[number * per_replica : (number + 1) * per_replica]
-        if len(mine) < per_replica:
-            raise BadInput(
-                f"the configuration needs {knobs.gpus} GPUs, {len(names)} are to be used",
-                where="hardware",
-                fix="lower data_parallel_size or tensor_parallel_size",
-            )
-        return ",".join(mine)
 
-    def _wait_ready(self, replica: Replica, model: str) -> None:
+    def _wait_ready(self, replica: Replica, model: str, limit_s: float) -> None:
         """Return once a completion came back; raises RunFailed with class and cause."""
-        deadline = replica.process.started_s + self._launch.ready_s
+        deadline = replica.process.started_s + limit_s
         healthy_s: float | None = None
         while time.monotonic() < deadline:
             code = replica.process.poll()
             if code is not None:
-                raise _start_failed(replica, code)
-            if healthy_s is None and _get(replica.port, "/health") == 200:
+                raise ended(replica, code, "before it was ready")
+            if self._abandoned.is_set():
+                raise RunFailed("the start was given up", where=str(replica.process.log))
+            if healthy_s is None and _get(replica.url, "/health") == 200:
                 healthy_s = time.monotonic() - replica.process.started_s
-            if healthy_s is not None and _complete(
-                replica.port, model, deadline - time.monotonic()
-            ):
+            if healthy_s is not None and _complete(replica.url, model, deadline - time.monotonic()):
                 log = replica.process.log_text()
                 replica.start = {
                     "healthy_s": round(healthy_s, 3),
@@ -150,25 +137,68 @@ class VllmEngine:
                 }
                 return
             time.sleep(0.1)
-        raise RunFailed(
-            f"hung: vLLM gave no completion within {self._launch.ready_s:g} s",
+        error = RunFailed(
+            f"hung: vLLM gave no completion within {limit_s:g} s",
             where=str(replica.process.log),
             fix="see the log, or allow a longer start",
         )
+        error.failure_class = "hung"  # type: ignore[attr-defined]
+        raise error
 
 
-def _start_failed(replica: Replica, code: int) -> RunFailed:
-    failure = classify_failure(replica.process.log_text(), code)
-    return RunFailed(
-        f"{failure.kind}: vLLM ended with exit code {code} before it was ready: {failure.line}",
-        where=str(replica.process.log),
-        fix=failure.advice,
+def _spawn(configuration: Configuration, launch: VllmLaunch, number: int) -> Replica:
+    port = free_port()
+    command = [part.replace("{model}", configuration.model) for part in launch.command]
+    command += [*serve_arguments(configuration.knobs), *launch.arguments]
+    command += ["--host", HOST, "--port", str(port), "--served-model-name", configuration.model]
+    path = launch.environment.get("PATH")
+    if shutil.which(command[0], path=path) is None:
+        raise RunFailed(
+            f"there is no program {command[0]!r}",
+            where="engine vllm",
+            fix="install vLLM here, or name the command that starts it (launch.command)",
+        )
+    log = launch.log_folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{port}.log"
+    environment = {"VLLM_NO_USAGE_STATS": "1", **launch.environment}
+    if configuration.gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(_devices(configuration, launch, number))
+    process = EngineProcess(command, log, environment)
+    return Replica(process, f"http://{HOST}:{port}")
+
+
+def _devices(configuration: Configuration, launch: VllmLaunch, number: int) -> list[str]:
+    """The GPUs of one replica."""
+    knobs = configuration.knobs
+    per_replica = (knobs.tensor_parallel_size or 1) * (knobs.pipeline_parallel_size or 1)
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names: list[str] = (
+        [str(g) for g in launch.gpus]
+        if launch.gpus is not None
+        else listed.split(",")
+        if listed
+        else [str(g) for g in range(knobs.gpus)]
     )
+    mine = names[number * per_replica : (number + 1) * per_replica]
+    if len(mine) < per_replica:
+        raise BadInput(
+            f"the configuration needs {knobs.gpus} GPUs, {len(names)} are to be used",
+            where="hardware",
+            fix="lower data_parallel_size or tensor_parallel_size",
+        )
+    return mine
 
 
-def _get(port: int, path: str) -> int | None:
+def _gpus(configuration: Configuration) -> tuple[GpuSampler, range] | None:
+    """The sampler and the GPUs used (places in the list of visible ones); None without a driver."""
+    if configuration.gpu is None:
+        return None
+    sampler = open_nvml()
+    return None if sampler is None else (sampler, range(configuration.knobs.gpus))
+
+
+def _get(url: str, path: str) -> int | None:
     """Status of a GET, None when nothing answers."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=5)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=5)
     try:
         connection.request("GET", path)
         return connection.getresponse().status
@@ -178,10 +208,10 @@ def _get(port: int, path: str) -> int | None:
         connection.close()
 
 
-def _complete(port: int, model: str, limit_s: float) -> bool:
+def _complete(url: str, model: str, limit_s: float) -> bool:
     """True when one real token came back: a hung engine answers /health too."""
     body = json.dumps({"model": model, "prompt": "ready?", "max_tokens": 1})
-    connection = http.client.HTTPConnection(HOST, port, timeout=max(limit_s, 0.1))
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=max(limit_s, 0.1))
     try:
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         return connection.getresponse().status == 200

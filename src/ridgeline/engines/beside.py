@@ -1,0 +1,151 @@
+"""What happened beside a drive of an engine that we started: its log, its readings, its death."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+from ridgeline.domain.errors import EndpointError, RunFailed
+from ridgeline.domain.records import RecordSink, TelemetryRow
+from ridgeline.domain.run import RunFacts, Source, Watch, Window
+from ridgeline.engines.base import DrivePlan, Endpoint
+from ridgeline.engines.process import EngineProcess
+from ridgeline.engines.vllm_log import classify_failure
+from ridgeline.telemetry.gpu import GpuProbe, GpuSampler, GpuSummary
+from ridgeline.telemetry.host import HostProbe, descendants
+from ridgeline.telemetry.sampling import (
+    ClockWatch,
+    EngineProbe,
+    Sampling,
+    summarise_engine,
+    summarise_host,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The last drive's telemetry, on the run's clock, and what the engine logged meanwhile."""
+
+    telemetry: tuple[TelemetryRow, ...] = ()
+    log: str = ""
+
+
+@runtime_checkable
+class WatchedEndpoint(Protocol):
+    """An endpoint that keeps what happened beside its drives. Implementations: StartedEndpoint."""
+
+    def beside(self) -> Beside:
+        """What happened beside the last drive, also when that ended in an error."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """One running server: its process, URL and what its start told."""
+
+    process: EngineProcess
+    url: str
+    start: dict[str, Any] = field(default_factory=dict)
+
+
+class StartedEndpoint:
+    """The endpoint of processes of ours, watched while it is driven; see the Endpoint port.
+
+    `gpus`: a sampler and the numbers of the GPUs used, None where there are none.
+    """
+
+    source: Source = "measured"
+
+    def __init__(
+        self,
+        http: Endpoint,
+        replicas: Sequence[Replica],
+        gpus: tuple[GpuSampler, Sequence[int]] | None = None,
+    ) -> None:
+        self._http = http
+        self._replicas = tuple(replicas)
+        self._gpus = gpus
+        self._beside = Beside()
+
+    def alive(self) -> bool:
+        """True while every process runs."""
+        return all(replica.process.poll() is None for replica in self._replicas)
+
+    def beside(self) -> Beside:
+        """What happened beside the last drive."""
+        return self._beside
+
+    def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
+        """Offer the traffic; see Endpoint.drive. Raises RunFailed when a process died meanwhile."""
+        marks = [replica.process.log_size() for replica in self._replicas]
+        clock = ClockWatch(watch)
+        host = HostProbe({_unit(i): r.process.pid for i, r in enumerate(self._replicas)})
+        gpu = None if self._gpus is None else GpuProbe(*self._gpus)
+        engines = [EngineProbe(r.url, _unit(i)) for i, r in enumerate(self._replicas)]
+        sampling = Sampling([*engines, host, *([] if gpu is None else [gpu])])
+        rows: tuple[TelemetryRow, ...] = ()
+        facts: RunFacts | None = None
+        try:
+            with sampling:
+                facts = self._http.drive(plan, sink, clock)
+        except EndpointError:
+            if self.alive():
+                raise
+        finally:
+            rows = sampling.rows(clock.zero_ns) if clock.zero_ns is not None else ()
+            self._beside = Beside(rows, self._log_since(marks))
+        if facts is None or not self.alive():
+            raise self._died()
+        return replace(
+            facts,
+            server={
+                **facts.server,
+                "telemetry": _summary(rows, facts.window, clock.zero_ns, gpu),
+            },
+        )
+
+    def _log_since(self, marks: Sequence[int]) -> str:
+        parts = [r.process.log_since(m) for r, m in zip(self._replicas, marks, strict=True)]
+        if len(parts) == 1:
+            return parts[0]
+        return "".join(f"== {_unit(i)}\n{part}" for i, part in enumerate(parts))
+
+    def _died(self) -> RunFailed:
+        """The first dead process's failure, in the engine's own words."""
+        for replica in self._replicas:
+            code = replica.process.poll()
+            if code is not None:
+                return ended(replica, code, "during the run")
+        return RunFailed("the engine ended", where="engine")
+
+
+def ended(replica: Replica, code: int, when: str) -> RunFailed:
+    """A process that ended by itself, classed by its log."""
+    failure = classify_failure(replica.process.log_text(), code)
+    error = RunFailed(
+        f"{failure.kind}: the engine ended with exit code {code} {when}: {failure.line}",
+        where=str(replica.process.log),
+        fix=failure.advice,
+    )
+    error.failure_class = failure.kind  # type: ignore[attr-defined]
+    return error
+
+
+def _unit(number: int) -> str:
+    return f"replica {number}"
+
+
+def _summary(
+    rows: Sequence[TelemetryRow],
+    window: Window,
+    zero_ns: int | None,
+    gpu: GpuProbe | None,
+) -> Mapping[str, object]:
+    """The window's telemetry in short; a part that was not measured is absent."""
+    gpus: tuple[GpuSummary, ...] = ()
+    if gpu is not None and zero_ns is not None:
+        gpus = gpu.summaries(zero_ns + window.start_ns, zero_ns + window.end_ns, descendants())
+    found = {
+        "engine": summarise_engine(rows, window),
+        "host": summarise_host(rows, window),
+        "gpus": [asdict(summary) for summary in gpus],
+    }
+    return {name: value for name, value in found.items() if value}
