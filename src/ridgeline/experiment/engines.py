@@ -1,8 +1,33 @@
-"""The engine of a name: a top-level function, so that worker processes can be given it."""
+"""The engines of a study: found by name, kept up between runs where that is possible.
+
+An engine that has to be started is started once for all runs of its configuration. How many stay
+up side by side decides whether runs can be interleaved; see `arrange`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from ridgeline.domain.errors import BadInput, nearest
+from ridgeline.domain.knobs import Configuration
 from ridgeline.engines.base import Engine
+from ridgeline.engines.resident import KeepsEngines
+from ridgeline.experiment.plan import PlannedRun, file_name
+from ridgeline.store.run_directory import StoredRun
 from ridgeline.workload.study import ENGINES
+
+COLD_FOLDER, LOG_FOLDER = "cold", "engines"
+COLD_NOTE = "cold: the first load of a fresh engine, kept for itself and never compared"
+BLOCKS_NOTE = (
+    "in blocks: not all engines are up side by side, so runs that are compared lie further apart"
+    " in time than interleaved ones"
+)
+REPORTED = {  # of a cold run, beside the measured ones
+    "output_tokens_per_s": ("throughput", "output_tokens_per_s"),
+    "ttft_p95_s": ("ttft_s", "p95"),
+    "itl_p50_s": ("itl_s", "p50"),
+    "itl_p95_s": ("itl_s", "p95"),
+}
 
 
 def engine_named(name: str) -> Engine:
@@ -18,12 +43,208 @@ def engine_named(name: str) -> Engine:
 
         return EndpointEngine()
     if name == "vllm":
+        from ridgeline.engines.resident import ResidentEngine  # noqa: PLC0415
         from ridgeline.engines.vllm import VllmEngine  # noqa: PLC0415
 
-        return VllmEngine()
+        return ResidentEngine(VllmEngine())
     if name in ENGINES:
         raise BadInput(
             f"Ridgeline cannot start {name} by itself yet",
             fix="start it and measure it with `ridgeline bench URL`",
         )
     raise BadInput(f"unknown engine {name!r}{nearest(name, ENGINES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Runs in the order in which they are done, and which engines are up side by side.
+
+    in_blocks: the order is not the plan's, because not all engines are up side by side.
+    """
+
+    runs: tuple[PlannedRun, ...]
+    groups: tuple[tuple[Configuration, ...], ...]
+    in_blocks: bool
+
+
+def arrange(runs: Sequence[PlannedRun]) -> Arrangement:
+    """Order runs so that no engine is started twice; raises BadInput when they cannot share.
+
+    With `launch.resident` N, all engines stay up when there are at most N configurations, and the
+    plan's order stays. Otherwise the first configuration (the baseline's) stays up, the others
+    follow it in groups of N - 1; without `resident`, or with 1, one engine is up at a time.
+    """
+    configurations = _distinct(runs)
+    launch = configurations[0].launch if configurations else None
+    places = (launch.resident if launch is not None else None) or 1
+    if len(configurations) <= places:
+        groups = [tuple(configurations)]
+    elif places == 1:
+        groups = [(c,) for c in configurations]
+    else:
+        first, rest = configurations[0], configurations[1:]
+        size = places - 1
+        groups = [(first, *rest[i : i + size]) for i in range(0, len(rest), size)]
+    for group in groups:
+        _check_memory(group)
+    place = {repr(c): i for i, group in reversed(list(enumerate(groups))) for c in group}
+    ordered = sorted(runs, key=lambda run: place[repr(run.configuration)])
+    return Arrangement(tuple(ordered), tuple(groups), len(groups) > 1)
+
+
+def _distinct(runs: Sequence[PlannedRun]) -> list[Configuration]:
+    """The configurations of runs, each once (they hold mappings, so they have no hash)."""
+    return list({repr(run.configuration): run.configuration for run in runs}.values())
+
+
+def _check_memory(group: Sequence[Configuration]) -> None:
+    """Engines that share a machine must each say how much memory they take."""
+    if len(group) < 2:
+        return
+    for configuration in group:
+        knobs = configuration.knobs
+        missing = [
+            name
+            for name, needed in (
+                ("kv_cache_memory_bytes", True),
+                ("gpu_memory_utilization", configuration.gpu is not None),
+            )
+            if needed and getattr(knobs, name) is None
+        ]
+        if missing:
+            raise BadInput(
+                f"engines that stay up side by side need explicit {' and '.join(missing)}",
+                where="launch.resident",
+                fix="set it in the baseline, or leave resident away",
+            )
+    shares = [c.knobs.gpu_memory_utilization or 0.0 for c in group if c.gpu is not None]
+    if sum(shares) > 1.0 + 1e-9:
+        raise BadInput(
+            f"{len(group)} engines side by side ask for {sum(shares):.0%} of the GPU's memory",
+            where="launch.resident",
+            fix="lower gpu_memory_utilization or resident",
+        )
+
+
+@dataclass(slots=True)
+class Engines:
+    """The engines of the runs to be done; close it, whatever happens.
+
+    `folder` is the study's: logs and cold runs go into folders of it.
+    """
+
+    engine_for: Callable[[str], Engine]
+    folder: Path
+    _by_name: dict[str, Engine] = field(default_factory=dict)
+    _arranged: dict[str, Arrangement] = field(default_factory=dict)
+    _cold: dict[str, Mapping[str, object]] = field(default_factory=dict)
+
+    def order(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """The runs in the order in which they are to be done; raises BadInput."""
+        ordered: list[PlannedRun] = []
+        for name in dict.fromkeys(run.configuration.engine for run in runs):
+            mine = [run for run in runs if run.configuration.engine == name]
+            engine = self._by_name[name] = self.engine_for(name)
+            if isinstance(engine, KeepsEngines):
+                arranged = self._arranged[name] = arrange(mine)
+                launch = mine[0].configuration.launch
+                engine.expect(
+                    arranged.groups,
+                    together=launch is None or launch.start_together,
+                    logs=self.folder / LOG_FOLDER,
+                )
+                mine = list(arranged.runs)
+            ordered += mine
+        return ordered
+
+    @property
+    def in_blocks(self) -> bool:
+        """True when runs that are compared are not interleaved."""
+        return any(arranged.in_blocks for arranged in self._arranged.values())
+
+    def colds(self) -> list[PlannedRun]:
+        """The cold runs to be expected: one for each configuration that is started."""
+        return [
+            self._cold_run(configuration, arranged.runs)
+            for arranged in self._arranged.values()
+            for configuration in _distinct(arranged.runs)
+            if _has_cold(configuration)
+        ]
+
+    def of(self, run: PlannedRun) -> Engine:
+        """The engine that serves the run."""
+        return self._by_name[run.configuration.engine]
+
+    def cold_due(self, run: PlannedRun) -> PlannedRun | None:
+        """The cold run that must come before this one: its engine was not loaded since its start.
+
+        It has the traffic of the busiest run of the same engine, and no warm-up.
+        """
+        engine = self.of(run)
+        if not (
+            isinstance(engine, KeepsEngines)
+            and _has_cold(run.configuration)
+            and engine.fresh(run.configuration)
+        ):
+            return None
+        return self._cold_run(run.configuration, self._arranged[engine.name].runs)
+
+    def cold_folder(self, cold: PlannedRun) -> Path:
+        """A folder for it that is not there yet."""
+        n = 1
+        while (folder := self.folder / COLD_FOLDER / f"{file_name(cold.experiment)}-{n}").exists():
+            n += 1
+        return folder
+
+    def cold_done(self, stored: StoredRun) -> None:
+        """Remember what a cold run found, to be shown beside the runs of its engine."""
+        figures: dict[str, object] = {
+            "run": f"{stored.folder.parent.name}/{stored.folder.name}",
+            "experiment": stored.meta.experiment,
+            "window_s": stored.meta.workload.duration_s,
+            "state": stored.state,
+        }
+        for name, (part, figure) in REPORTED.items():
+            value = getattr(getattr(stored.summary, part, None), figure, None)
+            if value is not None and value != float("inf"):
+                figures[name] = value
+        self._cold[repr(stored.meta.configuration)] = figures
+
+    def known(self, run: PlannedRun) -> tuple[Mapping[str, object], tuple[str, ...]]:
+        """What is to be kept with the run: facts about its server, and notes."""
+        cold = self._cold.get(repr(run.configuration))
+        arranged = self._arranged.get(run.configuration.engine)
+        notes = (BLOCKS_NOTE,) if arranged is not None and arranged.in_blocks else ()
+        return ({} if cold is None else {"cold": cold}), notes
+
+    def close(self) -> None:
+        """Take down what is up."""
+        for engine in self._by_name.values():
+            if isinstance(engine, KeepsEngines):
+                engine.close()
+
+    def _cold_run(self, configuration: Configuration, runs: Sequence[PlannedRun]) -> PlannedRun:
+        mine = [run for run in runs if run.configuration == configuration]
+        busiest = max(mine, key=_load)
+        workload = busiest.workload
+        launch = configuration.launch
+        length = launch.cold_s if launch is not None else None
+        if length is None:
+            length = workload.warmup_s + workload.duration_s
+        return replace(
+            busiest,
+            run_id=f"cold-{file_name(busiest.experiment)}",
+            repeat=0,
+            workload=replace(workload, warmup_s=0.0, duration_s=length, requests=None),
+        )
+
+
+def _has_cold(configuration: Configuration) -> bool:
+    return configuration.launch is None or configuration.launch.cold_s != 0
+
+
+def _load(run: PlannedRun) -> tuple[float, float]:
+    """How busy a run keeps its engine: users (or rate), then prompt lengths."""
+    arrivals, prompts = run.workload.arrivals, run.workload.prompts
+    load = arrivals.users if arrivals.users is not None else arrivals.rate_per_s
+    return float(load or 0), prompts.tokens.mean

@@ -5,7 +5,8 @@ second of computing and can be had again, so its records go to the tables at onc
 """
 
 import secrets
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ridgeline.domain.accounting import Bounds
@@ -17,12 +18,14 @@ from ridgeline.domain.records import MemorySink, RecordSink, RunRecords, records
 from ridgeline.domain.run import ClientCheck, RunFacts, Source, Watch, Window
 from ridgeline.domain.summary import Summary, VerdictFigures
 from ridgeline.engines.base import DrivePlan, Engine, Timeouts
+from ridgeline.engines.beside import Beside, WatchedEndpoint
 from ridgeline.experiment.plan import PlannedRun, host_facts, utc_now
 from ridgeline.experiment.verdict import Evidence, judge
 from ridgeline.store.codec import from_plain, to_plain
-from ridgeline.store.files import make_folder
+from ridgeline.store.files import make_folder, write_atomically
 from ridgeline.store.journal import Journal, JournalContent, is_being_written, read_journal
 from ridgeline.store.run_directory import (
+    ENGINE_LOG,
     JOURNAL_FILE,
     Failure,
     RunMeta,
@@ -33,6 +36,7 @@ from ridgeline.store.run_directory import (
     write_records,
     write_run,
 )
+from ridgeline.store.tables import write_telemetry
 from ridgeline.workload.schedule import draw_schedule
 
 
@@ -42,8 +46,14 @@ def carry_out(
     engine: Engine,
     watch: Watch,
     timeouts: Timeouts = Timeouts(),  # noqa: B008  a frozen value
+    *,
+    known: Mapping[str, object] | None = None,
+    notes: tuple[str, ...] = (),
 ) -> StoredRun:
     """Do one run and store it. What goes wrong with the engine is a result: state "failed".
+
+    `known` is kept with the facts about the server, `notes` with the run's own. What an engine of
+    ours did beside the run (its telemetry and log) is stored in the run's folder.
 
     Raises StoreError when it cannot be stored (a measured run's journal then stays readable), and
     lets KeyboardInterrupt through (likewise).
@@ -51,14 +61,18 @@ def carry_out(
     meta = _meta(run)
     if engine.name == "twin":
         sink = MemorySink()
-        facts, failure = _drive(run, meta, sink, engine, watch, timeouts=timeouts)
-        return finish(folder, meta, sink, facts, failure)
+        driven = _drive(run, meta, sink, engine, watch, timeouts=timeouts)
+        return finish(folder, meta, sink, driven.facts, driven.failure)
     make_folder(folder)
     path = folder / JOURNAL_FILE
     with Journal(path, to_plain(meta)) as journal:
-        facts, failure = _drive(run, meta, journal, engine, watch, timeouts=timeouts)
+        driven = _drive(run, meta, journal, engine, watch, timeouts=timeouts)
+        facts, failure = driven.facts, driven.failure
         if facts is not None:
+            server = {**facts.server, **(known or {})}
+            facts = replace(facts, server=server, notes=(*facts.notes, *notes))
             journal.facts(to_plain(facts))
+    _write_beside(folder, driven.beside)
     content = read_journal(path)
     sink = MemorySink(content.requests, content.events, content.steps)
     return finish(folder, meta, sink, facts, failure)
@@ -92,16 +106,38 @@ def _drive(
     watch: Watch,
     *,
     timeouts: Timeouts,
-) -> tuple[RunFacts | None, Failure | None]:
+) -> "_Driven":
+    driven = _Driven()
     try:
         schedule = draw_schedule(run.workload)
         with engine.start(run.configuration) as endpoint:
             plan = DrivePlan(schedule, meta.salt, run.endpoint, timeouts)
-            return endpoint.drive(plan, sink, watch), None
+            try:
+                driven.facts = endpoint.drive(plan, sink, watch)
+            finally:
+                if isinstance(endpoint, WatchedEndpoint):
+                    driven.beside = endpoint.beside()
     except StoreError:
         raise
     except RidgelineError as error:
-        return None, Failure(_class_of(error), str(error))
+        driven.failure = Failure(_class_of(error), str(error))
+    return driven
+
+
+@dataclass(slots=True)
+class _Driven:
+    """What came of a drive."""
+
+    facts: RunFacts | None = None
+    failure: Failure | None = None
+    beside: Beside = field(default_factory=Beside)
+
+
+def _write_beside(folder: Path, beside: Beside) -> None:
+    if beside.telemetry:
+        write_telemetry(folder, beside.telemetry)
+    if beside.log:
+        write_atomically(folder / ENGINE_LOG, beside.log.encode())
 
 
 def _class_of(error: RidgelineError) -> str:

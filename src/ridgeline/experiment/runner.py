@@ -21,6 +21,7 @@ from typing import Protocol
 from ridgeline.domain.errors import RunFailed, StoreError
 from ridgeline.domain.run import SilentWatch, Watch
 from ridgeline.engines.base import Engine
+from ridgeline.experiment.engines import BLOCKS_NOTE, COLD_NOTE, Engines
 from ridgeline.experiment.plan import Plan, PlannedRun, plan_runs, ridgeline_version, utc_now
 from ridgeline.experiment.protocol import carry_out, recover
 from ridgeline.store.files import make_folder
@@ -103,8 +104,11 @@ def run_plan(
         if study_text is not None:
             directory.write_study_text(study_text)
         todo, kept = _split(runs, directory, keep=keep)
-        book = _book(index, directory, watch, todo, kept)
-        _do(todo, book, engine_for, cores or usable_cores(), _Budget(gpu_minutes))
+        book = _book(index, directory, watch, kept)
+        engines = Engines(engine_for, directory.path)
+        with contextlib.closing(engines):
+            budget = _Budget(gpu_minutes)
+            _do(todo, kept, book, engines, cores=cores or usable_cores(), budget=budget)
     states = {entry.state for entry in book.index.runs.values()}
     return Outcome(book.index, watch.stop_asked() or "interrupted" in states)
 
@@ -113,31 +117,35 @@ def _book(
     index: StudyIndex,
     directory: StudyDirectory,
     watch: StudyWatch,
-    todo: Sequence[PlannedRun],
     kept: Sequence[StoredRun],
 ) -> "_Book":
     for run in kept:
         index = index.with_run(_entry(run))
     directory.write_index(index)
-    watch.planned(todo, kept)
     return _Book(directory, index, watch)
 
 
 def _do(
     todo: Sequence[PlannedRun],
+    kept: Sequence[StoredRun],
     book: "_Book",
-    engine_for: Callable[[str], Engine],
+    engines: Engines,
+    *,
     cores: int,
     budget: "_Budget",
 ) -> None:
     """Twins over the cores, everything else one after another."""
     in_pool = [r for r in todo if r.configuration.engine == "twin"]
+    in_turn = engines.order([r for r in todo if r.configuration.engine != "twin"])
+    if engines.in_blocks:
+        book.note(BLOCKS_NOTE)
+    book.watch.planned([*in_pool, *engines.colds(), *in_turn], kept)
     workers = min(cores, len(in_pool))
     if workers > 1 and sum(map(_user_seconds, in_pool)) > POOL_PAYS:
-        _run_in_pool(in_pool, book, engine_for, workers)
+        _run_in_pool(in_pool, book, engines.engine_for, workers)
     else:
-        _run_in_turn(in_pool, book, engine_for, budget)
-    _run_in_turn([r for r in todo if r not in in_pool], book, engine_for, budget)
+        in_turn = [*engines.order(in_pool), *in_turn]
+    _run_in_turn(in_turn, book, engines, budget)
 
 
 def _user_seconds(run: PlannedRun) -> float:
@@ -171,6 +179,11 @@ class _Book:
 
     def left_out(self, run: PlannedRun, reason: str) -> None:
         self._write(replace(self.index.runs[run.run_id], reason=reason))
+
+    def note(self, text: str) -> None:
+        if text not in self.index.notes:
+            self.index = replace(self.index, notes=(*self.index.notes, text))
+            self.directory.write_index(self.index)
 
     def _write(self, entry: RunEntry) -> None:
         self.index = self.index.with_run(entry)
@@ -270,10 +283,7 @@ class _Budget:
 
 
 def _run_in_turn(
-    runs: Sequence[PlannedRun],
-    book: _Book,
-    engine_for: Callable[[str], Engine],
-    budget: _Budget,
+    runs: Sequence[PlannedRun], book: _Book, engines: Engines, budget: _Budget
 ) -> None:
     for run in runs:
         if book.watch.stop_asked():
@@ -281,11 +291,27 @@ def _run_in_turn(
         if not budget.allows(run):
             book.left_out(run, f"not run: it would exceed {budget.minutes:g} GPU minutes")
             continue
-        engine = engine_for(run.configuration.engine)
-        folder = book.directory.run_folder(run.run_id)
         begun = time.monotonic()
-        book.ended(carry_out(run, folder, engine, book.started(run)))
+        _load_cold(run, book, engines)
+        if book.watch.stop_asked():
+            return
+        folder = book.directory.run_folder(run.run_id)
+        facts, notes = engines.known(run)
+        watch = book.started(run)
+        book.ended(carry_out(run, folder, engines.of(run), watch, known=facts, notes=notes))
         budget.spend(run, time.monotonic() - begun)
+
+
+def _load_cold(run: PlannedRun, book: _Book, engines: Engines) -> None:
+    """Give a fresh engine its first load, which is stored beside the study's runs."""
+    cold = engines.cold_due(run)
+    if cold is None:
+        return
+    folder = engines.cold_folder(cold)
+    watch = book.watch.started(cold)
+    stored = carry_out(cold, folder, engines.of(cold), watch, notes=(COLD_NOTE,))
+    engines.cold_done(stored)
+    book.watch.ended(stored)
 
 
 def _run_in_pool(

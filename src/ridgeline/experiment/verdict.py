@@ -4,7 +4,7 @@ A rule whose evidence is missing says nothing. Reasons void a run, warnings do n
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ FEWEST_POINTS, MOST_POINTS = 8, 20
 CACHE_SHARE = 0.05  # prefix-cache hits above those that the workload declares
 KS_LIMIT = 2.2  # Kolmogorov-Smirnov: sqrt(n) D exceeds it once in 8 000 true samples
 FEWEST_GAPS = 50
+THROTTLED_SHARE = 0.05  # of the window's samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +295,27 @@ def counts_disagree(e: Evidence) -> Iterator[Doubt]:
             )
 
 
+def gpu_disturbed(e: Evidence) -> Iterator[Doubt]:
+    """Clocks that were held down, or another process on a GPU of ours.
+
+    The board's own power limit is no disturbance: it is how fast this GPU is under such a load.
+    """
+    telemetry = e.facts.server.get("telemetry")
+    gpus = telemetry.get("gpus", ()) if isinstance(telemetry, Mapping) else ()
+    for gpu in gpus:
+        name = f"GPU {gpu['index']}"
+        for reason, share in gpu["throttled"].items():
+            if share > THROTTLED_SHARE:
+                yield Doubt(
+                    f"{name}: clocks held down by {reason} in {share:.0%} of the window",
+                    void=reason != "power cap",
+                )
+        if gpu["strangers"]:
+            yield Doubt(
+                f"{name}: another process used it ({', '.join(map(str, gpu['strangers']))})"
+            )
+
+
 RULES = (
     nothing_to_measure,
     stopped_early,
@@ -303,6 +325,7 @@ RULES = (
     wrong_arrivals,
     unexpected_cache_hits,
     counts_disagree,
+    gpu_disturbed,
 )
 
 
