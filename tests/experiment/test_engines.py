@@ -19,11 +19,17 @@ from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workl
 from ridgeline.engines.base import DrivePlan, Endpoint
 from ridgeline.engines.beside import Beside
 from ridgeline.engines.resident import ResidentEngine
+from ridgeline.experiment import verdict
 from ridgeline.experiment.engines import BLOCKS_NOTE, COLD_NOTE, arrange
 from ridgeline.experiment.plan import Plan, PlannedExperiment, PlannedRun, plan_runs
 from ridgeline.experiment.results import load_results
-from ridgeline.experiment.runner import Outcome, SilentStudyWatch, run_plan
-from ridgeline.experiment.verdict import judge
+from ridgeline.experiment.runner import (
+    Outcome,
+    SilentStudyWatch,
+    judge_study_again,
+    run_plan,
+)
+from ridgeline.experiment.verdict import Doubt, Evidence, judge
 from ridgeline.store.run_directory import read_run
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.store.tables import read_telemetry
@@ -260,9 +266,29 @@ def test_a_disturbed_gpu_voids_a_run(
     fine = evidence([request(i, i * 0.1) for i in range(299)])
     gpu = {"index": 0, "throttled": throttled, "strangers": strangers}
     facts = replace(fine.facts, server={"telemetry": {"gpus": [gpu]}})
-    verdict = judge(replace(fine, facts=facts))
+    judged = judge(replace(fine, facts=facts))
     assert judge(fine).valid
-    assert verdict.valid == (reason is None)
-    assert any(r.startswith(reason) for r in verdict.reasons) if reason else not verdict.reasons
-    found = [w for w in verdict.warnings if warning and w.startswith(warning)]
+    assert judged.valid == (reason is None)
+    assert any(r.startswith(reason) for r in judged.reasons) if reason else not judged.reasons
+    found = [w for w in judged.warnings if warning and w.startswith(warning)]
     assert bool(found) == (warning is not None)
+
+
+def test_a_study_is_judged_again_from_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Evidence) -> Iterator[Doubt]:
+        yield Doubt("a rule of another day")
+
+    go(plan(Launch(resident=2, cold_s=0.0), ("a", 100, 8), ("b", 200, 8)), tmp_path, Starter())
+    directory = StudyDirectory(tmp_path)
+    before = read_run(tmp_path / "b-r1")
+    monkeypatch.setattr(verdict, "RULES", (*verdict.RULES, refuse))
+    index = judge_study_again(directory)
+    assert {e.state for e in index.runs.values()} == {"void"}
+    assert {e.reason for e in index.runs.values()} == {"a rule of another day"}
+    monkeypatch.undo()
+    index = judge_study_again(directory)
+    assert {e.state for e in index.runs.values()} == {"done"}
+    assert directory.index() == index
+    assert read_run(tmp_path / "b-r1") == before

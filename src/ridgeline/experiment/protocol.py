@@ -120,7 +120,8 @@ def _drive(
     except StoreError:
         raise
     except RidgelineError as error:
-        driven.failure = Failure(_class_of(error), str(error))
+        kind = _class_of(error)  # engines name it in their message too: once is enough here
+        driven.failure = Failure(kind, str(error).replace(f"{kind}: ", "", 1))
     return driven
 
 
@@ -208,6 +209,21 @@ def figures(meta: RunMeta, records: RunRecords, facts: RunFacts) -> Summary:
     )
     found = judge(Evidence(records, facts, summary, meta.workload, meta.slo))
     return replace(summary, verdict=VerdictFigures(found.valid, found.reasons, found.warnings))
+
+
+def judge_again(run: StoredRun) -> StoredRun:
+    """Figures and verdict of a stored run by today's formulas and rules; stores what changed.
+
+    A run that failed or measured nothing stays as it is. Raises StoreError.
+    """
+    facts = run.facts
+    if facts is None or run.summary is None:
+        return run
+    summary = figures(run.meta, run.records(), facts)
+    judged = replace(run, summary=summary, state=_state(facts, summary, run.failure))
+    if judged != run:
+        write_run(judged)
+    return judged
 
 
 def bounds_of(configuration: Configuration) -> Bounds | None:

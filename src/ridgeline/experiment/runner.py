@@ -23,9 +23,9 @@ from ridgeline.domain.run import SilentWatch, Watch
 from ridgeline.engines.base import Engine
 from ridgeline.experiment.engines import BLOCKS_NOTE, COLD_NOTE, Engines
 from ridgeline.experiment.plan import Plan, PlannedRun, plan_runs, ridgeline_version, utc_now
-from ridgeline.experiment.protocol import carry_out, recover
+from ridgeline.experiment.protocol import carry_out, judge_again, recover
 from ridgeline.store.files import make_folder
-from ridgeline.store.run_directory import State, StoredRun, read_run, set_aside
+from ridgeline.store.run_directory import State, StoredRun, is_finished, read_run, set_aside
 from ridgeline.store.study_directory import (
     ExperimentEntry,
     RunEntry,
@@ -382,6 +382,22 @@ def _work(run: PlannedRun, folder: Path, engine_for: Callable[[str], Engine]) ->
         return carry_out(run, folder, engine_for(run.configuration.engine), SilentWatch()).folder
     finally:
         gc.enable()
+
+
+def judge_study_again(directory: StudyDirectory) -> StudyIndex:
+    """Judge every finished run of a study again (see `judge_again`); raises StoreError.
+
+    Verdicts belong to the rules, not to the measurement: when a rule changes, runs are judged from
+    their records, not measured anew.
+    """
+    with directory.held():
+        index = directory.index()
+        for run_id in index.order:
+            folder = directory.run_folder(run_id)
+            if is_finished(folder):
+                index = index.with_run(_entry(judge_again(read_run(folder))))
+        directory.write_index(index)
+    return index
 
 
 def recover_study(directory: StudyDirectory) -> tuple[StudyIndex, dict[str, StoredRun]]:
