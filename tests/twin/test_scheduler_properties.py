@@ -11,6 +11,7 @@ ARRIVAL = st.tuples(
     st.integers(1, 90),  # prompt
     st.integers(1, 40),  # output
     st.one_of(st.none(), st.integers(0, 2)),  # prefix group
+    st.integers(0, 2),  # priority
 )
 
 
@@ -32,6 +33,8 @@ def settings_of(draw):
     }
     if version == "0.33":
         given_knobs["watermark"] = draw(st.sampled_from([0.0, 0.1]))
+        given_knobs["prefill_schedule_interval"] = draw(st.sampled_from([1, 1, 2, 5]))
+    given_knobs["scheduling_policy"] = draw(st.sampled_from(["fcfs", "priority"]))
     return knobs(version, **given_knobs)
 
 
@@ -39,9 +42,9 @@ def play(resolved, blocks, arrivals, depth, *, always_walk):
     """Run all arrivals to their end with `depth` steps in flight; returns the traces."""
     s = Scheduler(resolved, blocks, trace=True, always_walk=always_walk)
     requests, due, tick = [], [], 0
-    for number, (gap, prompt, output, group) in enumerate(arrivals):
+    for number, (gap, prompt, output, group, priority) in enumerate(arrivals):
         tick += gap
-        r = request(number, prompt, output, group=group, shared_tokens=40)
+        r = request(number, prompt, output, group=group, shared_tokens=40, priority=priority)
         requests.append(r)
         due.append((tick, r))
     found, flights, last = [], [], due[-1][0]

@@ -30,11 +30,9 @@ NOT_MODELLED: Mapping[str, str] = {
     "pipeline_parallel_size": "pipeline parallelism",
     "enable_expert_parallel": "expert parallelism",
     "attention_backend": "the choice of an attention backend",
-    "prefill_schedule_interval": "prefill intervals",
-    "max_num_queued_reqs": "load shedding",
-    "max_num_queued_tokens": "load shedding",
 }
-NEUTRAL = {"pipeline_parallel_size": 1, "prefill_schedule_interval": 1}  # the same as not given
+NEUTRAL = {"pipeline_parallel_size": 1}  # the same as not given
+POLICIES = ("fcfs", "priority")
 ONLY_FROM_033 = (
     "max_num_active_seqs", "watermark", "prefill_schedule_interval",
     "max_num_queued_reqs", "max_num_queued_tokens",
@@ -50,6 +48,7 @@ class ResolvedKnobs:
     `capture_sizes` ascend and are empty without CUDA graphs; `full_graphs` and `piecewise_graphs`
     say which kinds were captured. `weights` is the precision of the linear layers ("bf16", "fp8",
     "fp4") with its bytes per parameter (scales included). `async_depth` steps are in flight.
+    `max_num_queued_*` are None where the queue is unbounded.
     """
 
     version: str
@@ -79,6 +78,11 @@ class ResolvedKnobs:
     data_parallel: int
     tensor_parallel: int
     api_servers: int
+    scheduling_policy: str = "fcfs"
+    prefill_schedule_interval: int = 1
+    stream_interval: int = 1
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
 
     @property
     def max_capture_size(self) -> int:
@@ -130,6 +134,13 @@ def resolve(knobs: Knobs, gpu: Gpu, model: ModelShape, version: str = "0.21") ->
         data_parallel=data,
         tensor_parallel=tensor,
         api_servers=_positive("api_server_count", knobs.api_server_count, data),
+        scheduling_policy=_given(knobs.scheduling_policy, "fcfs"),
+        prefill_schedule_interval=_positive(
+            "prefill_schedule_interval", knobs.prefill_schedule_interval, 1
+        ),
+        stream_interval=_positive("stream_interval", knobs.stream_interval, 1),
+        max_num_queued_reqs=_limit("max_num_queued_reqs", knobs.max_num_queued_reqs),
+        max_num_queued_tokens=_limit("max_num_queued_tokens", knobs.max_num_queued_tokens),
     )
 
 
@@ -173,10 +184,9 @@ def _refuse_unmodelled(knobs: Knobs, release: str) -> None:
     for name, what in NOT_MODELLED.items():
         if name in given and given[name] is not False and given[name] != NEUTRAL.get(name):
             raise BadInput(f"the twin does not model {what}", where=name, fix="leave it out")
-    if given.get("scheduling_policy", "fcfs") != "fcfs":
-        raise BadInput("the twin models the fcfs policy only", where="scheduling_policy")
-    if given.get("stream_interval", 1) != 1:
-        raise BadInput("the twin streams every token (interval 1)", where="stream_interval")
+    policy = given.get("scheduling_policy", "fcfs")
+    if policy not in POLICIES:
+        raise BadInput(f"unknown policy {policy!r} (fcfs, priority)", where="scheduling_policy")
 
 
 def _check_tensor_parallel(model: ModelShape, ranks: int) -> None:
@@ -335,6 +345,10 @@ def _positive(name: str, value: int | None, default: int) -> int:
     if isinstance(value, bool) or value < 1:
         raise BadInput(f"must be a whole number above 0, not {value!r}", where=name)
     return value
+
+
+def _limit(name: str, value: int | None) -> int | None:
+    return None if value is None else _positive(name, value, 1)
 
 
 def _share(name: str, value: float | None, default: float) -> float:

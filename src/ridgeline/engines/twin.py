@@ -14,7 +14,7 @@ from ridgeline.domain.model import shape as find_shape
 from ridgeline.domain.records import RecordSink, RunEvent
 from ridgeline.domain.run import ClientCheck, LiveFigures, RunFacts, Source, Watch, Window
 from ridgeline.engines.base import DrivePlan, Timeouts
-from ridgeline.twin.constants import PRIORS, Constants
+from ridgeline.twin.constants import Constants, priors_for
 from ridgeline.twin.fleet import Fleet, Twin, build_twin
 from ridgeline.twin.offer import Offer
 from ridgeline.twin.request import Request
@@ -31,11 +31,11 @@ SLICE_NS = 5_000_000_000  # simulated time between two looks at the watch
 
 
 class TwinEngine:
-    """Starts twins. `constants` are priors unless a calibration is given."""
+    """Starts twins. Without `constants` each has the priors of its GPU."""
 
     name = "twin"
 
-    def __init__(self, constants: Constants = PRIORS) -> None:
+    def __init__(self, constants: Constants | None = None) -> None:
         self._constants = constants
 
     def start(self, configuration: Configuration) -> AbstractContextManager["TwinEndpoint"]:
@@ -51,14 +51,15 @@ class TwinEngine:
         yield TwinEndpoint(twin_of(configuration, self._constants))
 
 
-def twin_of(configuration: Configuration, constants: Constants = PRIORS) -> Twin:
+def twin_of(configuration: Configuration, constants: Constants | None = None) -> Twin:
     """Resolve a configuration into everything that a simulation needs. Errors as in `start`."""
     if configuration.gpu is None:
         raise BadInput("a twin needs a GPU", where="hardware.gpu", fix="name one, e.g. H100-SXM")
     gpu = find_gpu(configuration.gpu)
     shape = find_shape(configuration.model)
     release = configuration.engine_version or DEFAULT_RELEASE
-    return build_twin(shape, gpu, resolve(configuration.knobs, gpu, shape, release), constants)
+    knobs = resolve(configuration.knobs, gpu, shape, release)
+    return build_twin(shape, gpu, knobs, constants or priors_for(gpu.name))
 
 
 class TwinEndpoint:

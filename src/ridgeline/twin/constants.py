@@ -4,9 +4,23 @@ Each constant says where its prior comes from: "table" = efficiencies and overhe
 AIConfigurator 0.12's public operator tables; "H200" = seen on one H200 host with vLLM 0.21 and a
 4-billion-parameter model (see docs); "guess" = an engineer's estimate that nothing has checked.
 Times are in nanoseconds, efficiencies are shares of the dense peak.
+
+A few of them differ by GPU and were fitted to public measurements of it (`FITTED`, stored in
+data/efficiencies.json, which says on what); `priors_for` gives the set of a GPU.
 """
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+# What may be fitted per GPU. Never per model.
+FITTED = (
+    "gemm_bandwidth_share", "gemm_flops_share", "fp8_rows_share", "decode_attention_share",
+    "small_kernels_ns_per_layer", "all_reduce_ns", "collective_launch_ns",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +33,10 @@ class Constants:
     gemm_bandwidth_share: float = 0.80  # table
     gemm_flops_share: float = 0.72  # table: prefill GEMMs 0.69 .. 0.74
     operation_ns: float = 3_000.0  # table
+    # FP8 GEMMs of more rows than `fp8_rows` stream weights at this share of the speed of fewer
+    # rows: vLLM's CUTLASS kernels change their tile there (compute capability 9.0).
+    fp8_rows: int = 16
+    fp8_rows_share: float = 1.0
     quantise_ns: float = 1_500.0  # guess: activations to fp8/fp4 before each quantised GEMM
 
     # attention
@@ -59,6 +77,7 @@ class Constants:
     # tensor parallel
     all_reduce_share: float = 0.80  # guess, of the link's one-way rate
     all_reduce_ns: float = 10_000.0  # guess, each
+    collective_launch_ns: float = 100_000.0  # guess, each, where no graph holds the launch
 
     # memory
     other_memory_bytes: float = 0.5e9  # guess: CUDA context and libraries
@@ -68,3 +87,18 @@ class Constants:
 
 
 PRIORS = Constants()
+
+
+def priors_for(gpu_name: str) -> Constants:
+    """The constants of a GPU of the catalogue before any calibration on the user's own host."""
+    return replace(PRIORS, **_fitted().get(gpu_name, {}))
+
+
+@cache
+def _fitted() -> Mapping[str, Mapping[str, Any]]:
+    text = files("ridgeline.twin").joinpath("data/efficiencies.json").read_text("utf-8")
+    table: Mapping[str, Mapping[str, Any]] = json.loads(text)["gpus"]
+    for name, values in table.items():
+        unknown = set(values) - set(FITTED)
+        assert not unknown, f"{name}: {unknown}"
+    return table

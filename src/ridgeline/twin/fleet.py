@@ -70,6 +70,9 @@ class Fleet:
             ApiServer(twin.constants, self.at, self._forward) for _ in range(knobs.api_servers)
         ]
         self.now = 0
+        self.unfinished = 0  # requests that the API servers have accepted and not answered
+        self.shed = 0
+        self._interval = knobs.stream_interval
         self._listener = listener
         self._network_ns = int(twin.constants.network_ns)
         self._routed = 0
@@ -108,16 +111,40 @@ class Fleet:
     def _forward(self, request: Request, now: int) -> None:
         """The API server has read a request: to its replica, or back when it is too long."""
         if request.prompt + request.output > self.twin.knobs.max_model_len:
-            request.failure = "http_status"
-            request.last_ns = now + self._network_ns
-            self.at(request.last_ns, lambda _: self._listener.finished(request))
+            self._refuse(request, 400, now)
+            return
+        server = self._server_of(request.replica)
+        if self._overloaded(server):
+            self.shed += 1
+            self._refuse(request, 503, now)
             return
         replica = self.replicas[request.replica]
         request.arrived_ns = now
+        self.unfinished += 1
+        server.prefill_tokens += request.prompt
         replica.inbox.append(request)
         if replica.idle:
             replica.idle = False
             self.at(now, self._turns[replica.number])
+
+    def _overloaded(self, server: ApiServer) -> bool:
+        """The valves of release 0.33: all unfinished requests, one server's prompts in prefill."""
+        knobs = self.twin.knobs
+        requests, tokens = knobs.max_num_queued_reqs, knobs.max_num_queued_tokens
+        return (requests is not None and self.unfinished >= requests) or (
+            tokens is not None and server.prefill_tokens >= tokens
+        )
+
+    def _refuse(self, request: Request, status: int, now: int) -> None:
+        request.failure, request.status = "http_status", status
+        request.last_ns = now + self._network_ns
+        self.at(request.last_ns, lambda _: self._listener.finished(request))
+
+    def forget(self, request: Request) -> None:
+        """A client left before its first token: it no longer counts at the valves."""
+        self.unfinished -= 1
+        if request.first_ns is None:
+            self._server_of(request.replica).prefill_tokens -= request.prompt
 
     def _turn_of(self, replica: Replica) -> Callable[[int], None]:
         server = self._server_of(replica.number)
@@ -134,13 +161,17 @@ class Fleet:
     def _hand_over(self, replica: Replica, server: ApiServer, step: Decision, now: int) -> None:
         """Outputs of a step leave through the API server; ended requests reach their client."""
         chunks = step.decodes + len(step.firsts)
+        if self._interval > 1:  # every N-th token of an answer leaves, with those before it
+            chunks = len(step.firsts) + -(-step.decodes // self._interval)
         last = replica.delivered[-1] if replica.delivered else 0
         at = max(last, server.send(now, chunks)) if chunks else max(last, now)
         replica.delivered.append(at)
         for request in step.firsts:
             if request.first_ns is None:
                 request.first_ns = at
+                server.prefill_tokens -= request.prompt
         self._listener.delivered(replica, step, at)
         for request in step.finished:
             request.last_ns = at
+            self.unfinished -= 1
             self._listener.finished(request)

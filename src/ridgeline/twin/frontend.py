@@ -21,6 +21,7 @@ class ApiServer:
         self, constants: Constants, at: At, forward: Callable[[Request, int], None]
     ) -> None:
         self.busy_ns = 0
+        self.prefill_tokens = 0  # prompts passed on whose first token has not come back
         self._constants = constants
         self._at = at
         self._forward = forward

@@ -17,8 +17,10 @@ def abort(fleet: Fleet, request: Request) -> None:
     scheduler = replica.scheduler
     if request in replica.inbox:
         replica.inbox.remove(request)
+        fleet.forget(request)
     elif request in scheduler.waiting:
         scheduler.waiting.remove(request)
+        fleet.forget(request)
     elif request.decoding:
         if request.finish_step > scheduler.step:
             request.finish_step = scheduler.step

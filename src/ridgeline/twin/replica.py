@@ -63,7 +63,9 @@ class Replica:
             scheduler.update(self.ended)
             self.ended = None
         while self.inbox:
-            scheduler.add(self.inbox.popleft())
+            request = self.inbox.popleft()
+            request.queued_ns = now
+            scheduler.add(request)
         preempted = scheduler.preemptions
         decision = scheduler.schedule() if scheduler.has_work else None
         if decision is not None:

@@ -37,8 +37,10 @@ class Request:
         "own_full",
         "phase",
         "preemptions",
+        "priority",
         "produced",
         "prompt",
+        "queued_ns",
         "replica",
         "row",
         "run_first",
@@ -47,6 +49,7 @@ class Request:
         "sent_ns",
         "shared_held",
         "shared_tokens",
+        "status",
         "turn",
         "user",
     )
@@ -60,13 +63,18 @@ class Request:
         group: int | None = None,
         shared_tokens: int = 0,
         sent_ns: int = 0,
+        priority: int = 0,
     ) -> None:
-        """`shared_tokens` leading prompt tokens are the same for all requests of `group`."""
+        """`shared_tokens` leading prompt tokens are the same for all requests of `group`.
+
+        A smaller `priority` comes first, where the engine's policy looks at it.
+        """
         self.number = number
         self.prompt = prompt
         self.output = output
         self.group = group
         self.shared_tokens = min(shared_tokens, prompt) if group is not None else 0
+        self.priority = priority
         self.row = number
         self.user: int | None = None
         self.turn = 0
@@ -96,10 +104,12 @@ class Request:
         self.intended_ns = sent_ns
         self.sent_ns = sent_ns
         self.arrived_ns: int | None = None
+        self.queued_ns: int | None = None
         self.scheduled_ns: int | None = None
         self.first_ns: int | None = None
         self.last_ns: int | None = None
         self.failure: str | None = None
+        self.status: int | None = None  # HTTP, where the API server refused it
 
     @property
     def total(self) -> int:
@@ -112,9 +122,17 @@ class Request:
             self.runs.append((self.run_first, end_step - self.run_first))
         self.run_first = -1
 
-    def step_runs(self) -> StepRuns:
-        """The steps that gave tokens, as the records keep them."""
+    def step_runs(self, interval: int = 1) -> StepRuns:
+        """The steps that gave chunks, as the records keep them.
+
+        With an `interval` N above 1 the first token, every N-th after it and the last one leave
+        at once; those between leave with the next.
+        """
         runs = np.array(self.runs, dtype=np.int64).reshape(-1, 2)
+        if interval > 1 and len(runs):
+            steps = np.concatenate([np.arange(f, f + n) for f, n in runs])
+            sent = np.union1d(steps[::interval], steps[-1:])
+            return StepRuns(self.replica, sent, np.ones_like(sent))
         return StepRuns(self.replica, runs[:, 0], runs[:, 1])
 
 

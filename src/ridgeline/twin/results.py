@@ -92,20 +92,28 @@ class ClientLimits:
 NO_LIMITS = ClientLimits()
 
 
+REFUSALS = {
+    400: "prompt and answer are longer than max_model_len",
+    503: "the server's limit on queued requests or tokens is reached",
+}
+
+
 def request_record(
     request: Request, replica: Replica, limits: ClientLimits = NO_LIMITS
 ) -> RequestRecord:
     """The record of a request that was sent, as a client with such limits has seen it."""
     first, last = request.first_ns, request.last_ns
     if request.failure is not None:
-        detail = "prompt and answer are longer than max_model_len"
-        return _failed(request, request.failure, last, status=400, detail=detail)
+        status = request.status or 400
+        detail = REFUSALS[status]
+        return _failed(request, request.failure, last, status=status, detail=detail)
     late = first is None or first - request.sent_ns > (limits.first_ns or 0)
     if limits.first_ns is not None and late:
         return _failed(request, "timeout_first", request.sent_ns + limits.first_ns)
     left_ns, failure = limits.gives_up(request.sent_ns)
+    interval = replica.scheduler.knobs.stream_interval
     if last is None or (left_ns is not None and last > left_ns):
-        return _left(request, replica, left_ns, failure)
+        return _left(request, replica, left_ns, failure, interval)
     return _record(
         request,
         first_ns=first,
@@ -116,7 +124,7 @@ def request_record(
         cached_tokens=request.cached,
         finish_reason="length",
         http_status=200,
-        steps=request.step_runs(),
+        steps=request.step_runs(interval),
     )
 
 
@@ -158,10 +166,12 @@ def _record(request: Request, **outcome: Any) -> RequestRecord:
     )
 
 
-def _left(request: Request, replica: Replica, left_ns: int | None, failure: str) -> RequestRecord:
+def _left(
+    request: Request, replica: Replica, left_ns: int | None, failure: str, interval: int
+) -> RequestRecord:
     """A client that gave up keeps the chunks that it had by then."""
     record = _failed(request, failure, left_ns)
-    runs = request.step_runs()
+    runs = request.step_runs(interval)
     rows = [np.arange(f, f + n) for f, n in zip(runs.first, runs.count, strict=True)]
     times = np.array(replica.delivered, dtype=np.int64)[np.concatenate([*rows, _NONE])]
     if left_ns is not None:

@@ -14,63 +14,12 @@ other (`always_walk`).
 from collections import deque
 
 from ridgeline.domain.defaults import ResolvedKnobs
+from ridgeline.twin.decision import Decision
 from ridgeline.twin.kv import BlockPool, Hits
+from ridgeline.twin.queue import PriorityQueue, rank
 from ridgeline.twin.request import Request
 
-
-class Decision:
-    """What one step does. `prefills` are (request, context before, tokens) of prompt chunks.
-
-    `pairs` is the sum over chunks of tokens * (context before + tokens / 2); `context` the KV
-    tokens that decodes read; `chunk_context` those that prompt chunks read from earlier ones.
-    `firsts` end their prompt here, `finished` get their last token, `got_token` is filled only
-    when the scheduler traces: (request, tokens of this step) of all, in list order.
-    """
-
-    __slots__ = (
-        "admitted",
-        "chunk_context",
-        "context",
-        "decodes",
-        "finished",
-        "firsts",
-        "pairs",
-        "preempted",
-        "prefill_tokens",
-        "prefills",
-        "running",
-        "step",
-        "trace",
-        "used_blocks",
-        "waiting",
-    )
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.decodes = 0
-        self.context = 0
-        self.prefills: list[tuple[Request, int, int]] = []
-        self.prefill_tokens = 0
-        self.pairs = 0.0
-        self.chunk_context = 0
-        self.firsts: list[Request] = []
-        self.finished: list[Request] = []
-        self.admitted: list[Request] = []
-        self.preempted: list[Request] = []
-        self.running = 0
-        self.waiting = 0
-        self.used_blocks = 0
-        self.trace: dict[int, int] | None = None
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the step."""
-        return self.decodes + self.prefill_tokens
-
-    @property
-    def sampled(self) -> int:
-        """Rows that the LM head computes."""
-        return self.decodes + len(self.firsts)
+__all__ = ["Decision", "Scheduler"]
 
 
 class Scheduler:
@@ -95,7 +44,10 @@ class Scheduler:
             caching=knobs.prefix_caching,
             unhashed_first=knobs.version == "0.33",
         )
-        self.waiting: deque[Request] = deque()
+        self._by_priority = knobs.scheduling_policy == "priority"
+        self.waiting: deque[Request] | PriorityQueue = (
+            PriorityQueue() if self._by_priority else deque()
+        )
         self.running: dict[Request, None] = {}
         self.step = 0
         self.preemptions = 0
@@ -105,6 +57,7 @@ class Scheduler:
         self._slots = knobs.max_num_active_seqs
         self._trace = trace
         self._always_walk = always_walk
+        self._prefill_bound = False  # the last step that could admit left requests waiting
         self._partials: list[Request] = []
         self._decoders = 0
         self._context_base = 0  # sum over decoders of (base_computed - base_step + 1)
@@ -128,7 +81,8 @@ class Scheduler:
         if self._trace:
             decision.trace = {}
         decoders = self._decoders
-        partials = self._partials
+        deferred = self._defers_prefill()
+        partials = [] if deferred else self._partials
         need = self._phases[self.step % self.knobs.block_size] if decoders else 0
         # One prompt under way is always the last of the list, unless a cap on long prompts lets
         # later ones overtake it.
@@ -139,14 +93,26 @@ class Scheduler:
             fits = self._decode_all(decision, need, partials)
         else:
             fits = False
-        left = self._budget - decision.tokens if fits else self._walk(decision)
-        if self.waiting and left > 0 and not decision.preempted:
-            self._admit(decision, left)
+        left = self._budget - decision.tokens if fits else self._walk(decision, deferred)
+        if not decision.preempted and not deferred:
+            if self.waiting and left > 0:
+                self._admit(decision, left)
+            self._prefill_bound = bool(self.waiting)
         if not decision.decodes and not decision.prefills:
             assert not decision.finished
             return None
         self._conclude(decision)
         return decision
+
+    def _defers_prefill(self) -> bool:
+        """Prompts wait for every N-th step while others decode, unless they pile up."""
+        interval = self.knobs.prefill_schedule_interval
+        return (
+            interval > 1
+            and self.step % interval != 0
+            and not self._prefill_bound
+            and self._decoders > 0
+        )
 
     def update(self, decision: Decision) -> None:
         """Take note of a step's end: finished requests leave and give their blocks back."""
@@ -179,10 +145,10 @@ class Scheduler:
             self._grant_chunk(decision, partials[0], tokens)
         return True
 
-    def _walk(self, decision: Decision) -> int:
+    def _walk(self, decision: Decision, deferred: bool) -> int:
         """The running list, one by one, with preemption. Returns the budget left."""
         left, step, pool = self._budget, self.step, self.pool
-        passed: set[Request] = set()
+        passed: dict[Request, int] = {}  # tokens granted in this step
         for request in list(self.running):
             if request not in self.running or request.ending:
                 continue
@@ -195,14 +161,20 @@ class Scheduler:
                 computed = request.base_computed + step - request.base_step
                 tokens = 1
                 blocks = 1 if computed % pool.block_size == 0 else 0
+            elif deferred:
+                continue
             else:
                 tokens = min(self._capped(request), left)
                 blocks = self._blocks_needed(request, tokens)
-            if not self._make_room(decision, request, blocks, passed):
+            left += self._make_room(decision, request, blocks, passed)
+            if request not in self.running:
+                # It gave way itself. Release 0.33 goes on with the next one under priorities.
+                if self._by_priority and self.knobs.version == "0.33":
+                    continue
                 break
             pool.take(blocks)
             left -= tokens
-            passed.add(request)
+            passed[request] = tokens
             if request.decoding:
                 decision.decodes += 1
                 decision.context += computed + 1
@@ -213,19 +185,49 @@ class Scheduler:
         return left
 
     def _make_room(
-        self, decision: Decision, request: Request, blocks: int, passed: set[Request]
-    ) -> bool:
-        """Preempt from the tail until `blocks` are free. False when `request` itself had to go."""
-        while blocks > self.pool.free:
-            victim = next(reversed(self.running))
-            assert victim is request or victim not in passed
-            self._preempt(decision, victim)
-            if victim is request:
-                return False
-        return True
+        self, decision: Decision, request: Request, blocks: int, passed: dict[Request, int]
+    ) -> int:
+        """Preempt until `blocks` are free or `request` itself had to go.
 
-    def _preempt(self, decision: Decision, victim: Request) -> None:
-        """Recompute later: give the blocks back, keep the outputs, go to the front of the queue."""
+        Gives way: the tail of the list; under priorities the one that ranks last, and what it was
+        granted in this step goes back to the budget. Returns those tokens.
+        """
+        back = 0
+        while blocks > self.pool.free and request in self.running:
+            if self._by_priority:
+                victim = max(self.running, key=rank)
+            else:
+                victim = next(reversed(self.running))
+                assert victim is request or victim not in passed
+            granted = passed.pop(victim, 0)
+            if granted:
+                self._revoke(decision, victim, granted)
+                back += granted
+            self._preempt(decision, victim, granted)
+        return back
+
+    def _revoke(self, decision: Decision, victim: Request, granted: int) -> None:
+        """Take back what a request was granted in this step (its blocks are still held)."""
+        if victim.decoding:
+            decision.decodes -= 1
+            decision.context -= victim.base_computed + self.step - victim.base_step + 1
+        else:
+            index = next(i for i, (r, _, _) in enumerate(decision.prefills) if r is victim)
+            _, start, tokens = decision.prefills.pop(index)
+            decision.prefill_tokens -= tokens
+            decision.pairs -= tokens * (start + tokens / 2)
+            decision.chunk_context -= start
+            if victim in decision.firsts:
+                decision.firsts.remove(victim)
+                victim.produced -= 1
+        if decision.trace is not None:
+            del decision.trace[victim.number]
+
+    def _preempt(self, decision: Decision, victim: Request, granted: int = 0) -> None:
+        """Recompute later: give the blocks back, keep the outputs, go to the front of the queue.
+
+        `granted`: tokens of this step that were revoked; their blocks go back too.
+        """
         del self.running[victim]
         victim.preemptions += 1
         self.preemptions += 1
@@ -236,7 +238,8 @@ class Scheduler:
         if victim.decoding:
             victim.close_run(self.step)
             self._settle(victim)
-        else:
+            victim.computed += granted
+        elif victim in self._partials:
             self._partials.remove(victim)
         self.pool.release(victim)
         victim.computed = 0

@@ -60,6 +60,8 @@ class StepCost:
         self._peak = gpu.peak_flops(knobs.weights)
         self._peak_bf16 = gpu.peak_flops("bf16")
         c = constants
+        hopper_fp8 = knobs.weights == "fp8" and gpu.compute_capability == "9.0"
+        self._fp8_rows = c.fp8_rows if hopper_fp8 else None
         kv = roofline.kv_bytes_per_token(shape, knobs.kv_element_bytes, ranks)
         self._kv_token_bytes = kv
         self.decode_ns_per_token = kv / (c.decode_attention_share * self._bandwidth) * NS
@@ -84,6 +86,8 @@ class StepCost:
             PIECEWISE_GRAPH: c.piecewise_launch_ns,
             NO_GRAPH: c.eager_launch_ns,
         }
+        if ranks > 1:  # two all-reduces a layer; a graph has them inside
+            per_layer[NO_GRAPH] += 2 * c.collective_launch_ns
         self._launch = {m: int(fixed[m] + shape.layers * per_layer[m]) for m in fixed}
         self._padded = _padding(knobs.capture_sizes)
 
@@ -236,6 +240,8 @@ class StepCost:
         """One GEMM: `read` parameters from memory, `used` parameters per row computed with."""
         ranks = self.knobs.tensor_parallel
         size = read * self.knobs.weight_bytes / ranks
+        if self._fp8_rows is not None and rows > self._fp8_rows:
+            size /= self.constants.fp8_rows_share
         return self._operation_ns(size, 2.0 * used * rows / ranks, self._peak)
 
     def _operation_ns(self, size: float, flops: float, peak: float) -> float:

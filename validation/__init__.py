@@ -1,0 +1,1 @@
+"""Holds the twin against public measurements: `python -m validation`."""

@@ -1,0 +1,191 @@
+"""Score the twin on public measurements.
+
+    python -m validation                              the data that ships with Ridgeline
+    python -m validation --silicon FILE --trace CSV   other rows of the same form
+    python -m validation --fit                        fit the GPUs' constants again and store them
+
+The constants that ship were fitted on half of the cells (whole concurrency sweeps) of each group
+of the shipped rows; a row of such a cell is reported as fitted, everything else as held out. The
+trace is calibrated on the third of its requests that arrived first and scored on the rest.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ridgeline.twin
+from ridgeline.domain.errors import RidgelineError
+from ridgeline.domain.hardware import gpu as find_gpu
+from ridgeline.twin.constants import FITTED, priors_for
+from validation import score, silicon, trace
+from validation.fit import fit_rows
+
+DATA = Path(__file__).parent / "data"
+CONSTANTS = Path(ridgeline.twin.__file__).parent / "data" / "efficiencies.json"
+BARS = {"ttft": 0.20, "tpot": 0.08, "trace": 0.04}
+PARTS = {
+    "held out": "Held out: nothing was fitted on these rows",
+    "fitted": "Fitted: the constants come from these rows",
+    "apart": "Apart: rows that no single plain engine can have produced (see the data's README)",
+}
+Say = Callable[[str], None]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point; exit code 2 for bad input, 1 when `--floors` are not met."""
+    parser = argparse.ArgumentParser(
+        prog="python -m validation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--silicon", type=Path, metavar="FILE", help="rows (CSV)")
+    parser.add_argument("--trace", type=Path, metavar="CSV", help="a request trace")
+    parser.add_argument("--json", metavar="FILE", help="write the scores as JSON; - is stdout")
+    parser.add_argument("--rows", action="store_true", help="print every row")
+    parser.add_argument("--fit", action="store_true", help="fit the GPUs' constants and store them")
+    parser.add_argument("--floors", action="store_true", help="exit 1 when the bars are missed")
+    parser.add_argument("--processes", type=int, default=2, metavar="N")
+    given = parser.parse_args(arguments)
+    try:
+        return _run(given)
+    except RidgelineError as problem:
+        print(f"validation: {problem}", file=sys.stderr)
+        return problem.exit_code
+
+
+def _run(given: argparse.Namespace) -> int:
+    both = given.silicon is None and given.trace is None
+    rows_path = given.silicon or (DATA / "vllm_dense.csv" if both or given.fit else None)
+    trace_path = given.trace or (DATA / "rtx4090_llama-3.1-8b_tp1.csv" if both else None)
+    say = partial(print, file=sys.stderr if given.json == "-" else sys.stdout, flush=True)
+    body: dict[str, Any] = {}
+    met = True
+    with ProcessPoolExecutor(given.processes) as pool:
+        if given.fit:
+            assert rows_path is not None
+            _fit(silicon.read_rows(rows_path), pool, say)
+            return 0
+        if rows_path is not None:
+            body["silicon"] = _silicon(silicon.read_rows(rows_path), pool, say, each=given.rows)
+            held = body["silicon"]["held_out"].get("all", {})
+            met &= bool(held) and all(held[f]["mape"] <= BARS[f] for f in score.FIGURES)
+        if trace_path is not None:
+            body["trace"] = _trace(trace.read_trace(trace_path), say)
+            met &= all(abs(e) <= BARS["trace"] for e in body["trace"]["held_out"].values())
+    if given.json is not None:
+        text = json.dumps(body, indent=1) + "\n"
+        if given.json == "-":
+            sys.stdout.write(text)
+        else:
+            Path(given.json).write_text(text, encoding="utf-8")
+    return 1 if given.floors and not met else 0
+
+
+def _predicted(row: silicon.Row) -> silicon.Predicted | str:
+    """The row's prediction with the constants that ship, or why there is none."""
+    try:
+        return silicon.predict(row, priors_for(silicon.gpu_of(row).name))
+    except RidgelineError as problem:
+        return str(problem)
+
+
+def _silicon(
+    rows: list[silicon.Row], pool: ProcessPoolExecutor, say: Say, *, each: bool
+) -> dict[str, Any]:
+    """Predict all rows and print their errors by part and group."""
+    found = list(pool.map(_predicted, rows, chunksize=4))
+    for row, prediction in zip(rows, found, strict=True):
+        if isinstance(prediction, str):
+            say(f"not predicted: {row.name}: {prediction}")
+        elif each:
+            ttft = prediction.ttft_ms / row.ttft_ms - 1
+            tpot = prediction.tpot_ms / row.tpot_ms - 1
+            say(f"{row.name:58} {row.ttft_ms:9.1f} {ttft:+5.0%} {row.tpot_ms:8.2f} {tpot:+5.0%}")
+    seen = set(json.loads(CONSTANTS.read_text("utf-8"))["cells"])
+    parts: dict[str, list[tuple[silicon.Row, silicon.Predicted]]] = {}
+    for row, prediction in zip(rows, found, strict=True):
+        if not isinstance(prediction, str):
+            part = "apart" if silicon.apart(row) else "fitted" if row.cell in seen else "held out"
+            parts.setdefault(part, []).append((row, prediction))
+    body: dict[str, Any] = {"not_predicted": sum(isinstance(f, str) for f in found)}
+    for part in ("held out", "fitted", "apart"):
+        groups = _errors(parts.get(part, []))
+        body[part.replace(" ", "_")] = score.to_json(groups)
+        if groups:
+            say(f"\n{PARTS[part]}\n{score.HEADER}")
+            for name, errors in groups.items():
+                say(score.group_line(name, errors))
+    return body
+
+
+def _errors(
+    part: list[tuple[silicon.Row, silicon.Predicted]],
+) -> dict[str, dict[str, score.Error]]:
+    """Errors by group, and of all; empty for no rows."""
+    groups: dict[str, list[tuple[silicon.Row, silicon.Predicted]]] = {}
+    for pair in part:
+        groups.setdefault(pair[0].group, []).append(pair)
+    if part:
+        groups["all"] = part
+    return {
+        name: {
+            "ttft": score.error([p.ttft_ms for _, p in pairs], [r.ttft_ms for r, _ in pairs]),
+            "tpot": score.error([p.tpot_ms for _, p in pairs], [r.tpot_ms for r, _ in pairs]),
+        }
+        for name, pairs in groups.items()
+    }
+
+
+def _trace(recorded: trace.Trace, say: Say) -> dict[str, Any]:
+    """Calibrate on the first third, print the errors of the rest and of the whole."""
+    fitted, first = trace.calibrate(recorded), round(len(recorded) / 3)
+    truth, found = trace.measured(recorded), trace.predict(recorded, fitted.constants)
+    say(
+        f"\n{recorded.name}: {len(recorded)} requests, calibrated on the first {first}; means in ms"
+    )
+    parts = {"held out": slice(first, None), "all": slice(None)}
+    body: dict[str, Any] = {"requests": len(recorded), "preemptions": found.preemptions}
+    for part, where in parts.items():
+        was, is_ = truth.means(where), found.means(where)
+        errors = {n: is_[n] / was[n] - 1 for n in was}
+        body[part.replace(" ", "_")] = errors
+        line = ", ".join(f"{n} {was[n]:.1f} -> {is_[n]:.1f} ({errors[n]:+.1%})" for n in was)
+        say(f"  {part + ':':10}{line}")
+    say(f"  preemptions in the twin: {found.preemptions}")
+    body["constants"] = fitted.values
+    say("  calibrated: " + ", ".join(f"{n} {v:g}" for n, v in fitted.values.items()))
+    return body
+
+
+def _fit(rows: list[silicon.Row], pool: ProcessPoolExecutor, say: Say) -> None:
+    """Fit each GPU's constants on the fitting cells and store them."""
+    cells = silicon.fitting_cells(rows)
+    gpus: dict[str, Any] = {}
+    for name in dict.fromkeys(silicon.gpu_of(r).name for r in rows):
+        part = [r for r in rows if r.cell in cells and silicon.gpu_of(r).name == name]
+        if not part:
+            continue
+        # Only Hopper's FP8 GEMMs have the step in the number of rows.
+        hopper = find_gpu(name).compute_capability == "9.0"
+        names = [n for n in FITTED if hopper or n != "fp8_rows_share"]
+        found = fit_rows(part, pool, names)
+        gpus[name] = found.values
+        say(f"{name}: {len(part)} rows")
+        for constant in names:
+            say(f"  {constant} {found.values[constant]:g} (+- {found.errors[constant]:.0%})")
+    stored = {
+        "note": "Fitted by `python -m validation --fit` on the cells named below (whole concurrency"
+        " sweeps of public vLLM measurements, see validation/data/README.md), one set per GPU.",
+        "gpus": gpus,
+        "cells": sorted(cells),
+    }
+    CONSTANTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

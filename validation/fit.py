@@ -1,0 +1,30 @@
+"""Fits the few constants that differ by GPU to measured rows: never per model, never per row."""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
+
+import numpy as np
+
+from ridgeline.domain.records import Floats
+from ridgeline.twin.calibration import Fitted, fit
+from ridgeline.twin.constants import PRIORS, Constants
+from validation.silicon import Row, predict
+
+EXPECTED = (0.15, 0.05)  # errors of TTFT and TPOT, as logarithms, that count as one
+
+
+def fit_rows(rows: Sequence[Row], pool: Executor, names: Sequence[str]) -> Fitted:
+    """Fit `names` to the rows of one GPU; `pool` simulates them."""
+
+    def residuals(constants: Constants) -> Floats:
+        ratios = list(pool.map(partial(_ratios, constants), rows, chunksize=4))
+        errors: Floats = np.log(np.array(ratios)) / EXPECTED
+        return errors.ravel()
+
+    return fit(PRIORS, names, residuals)
+
+
+def _ratios(constants: Constants, row: Row) -> tuple[float, float]:
+    found = predict(row, constants)
+    return found.ttft_ms / row.ttft_ms, found.tpot_ms / row.tpot_ms
