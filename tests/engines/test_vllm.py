@@ -189,3 +189,21 @@ def test_ports_of_engines_that_start_together_differ() -> None:
     with ThreadPoolExecutor(8) as pool:
         ports = list(pool.map(lambda _: free_port(), range(64)))
     assert len(set(ports)) == 64
+
+
+def test_the_engine_is_stopped_where_processes_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sandbox's /proc may lack what the listing needs; the command's group still goes."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import psutil\n"
+        "def children(self, recursive=False): raise RuntimeError(\"line 'btime' not found\")\n"
+        "psutil.Process.children = children\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # acts on the guard
+    (tmp_path / "log").write_text("")
+    command = [sys.executable, str(FAKE), str(tmp_path / "log"), "serve", "--port", "0"]
+    process = EngineProcess(command, tmp_path / "out")
+    (child,) = _family_of(process.pid, at_least=1)
+    process.stop()
+    assert not child.is_running()

@@ -97,6 +97,19 @@ def test_sampling_reads_at_once_and_again_until_it_ends() -> None:
     assert 0 <= rows[0].at_ns <= rows[1].at_ns
 
 
+def test_a_probe_that_breaks_does_not_end_the_others() -> None:
+    class Broken:
+        def read(self) -> list[Reading]:
+            raise RuntimeError("line 'btime' not found in /proc/stat")
+
+    good = FakeProbe([[Reading("gpu", "gpu 0", "power_w", float(i))] for i in range(1000)])
+    with Sampling([Broken(), good], period_s=0.01) as sampling:
+        deadline = time.monotonic() + 10
+        while len(sampling.rows(0)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.005)
+    assert len(sampling.rows(0)) >= 2
+
+
 def test_the_runs_zero_is_the_earliest_that_the_live_figures_tell() -> None:
     watch = ClockWatch(SilentWatch())
     assert watch.zero_ns is None

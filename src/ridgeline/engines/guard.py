@@ -62,7 +62,7 @@ class Guard:
         """End the command's group and every other descendant: TERM, wait, KILL."""
         for sig, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
             left = self._living()
-            if not left:
+            if not left and self._child.returncode is not None:
                 return
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, sig)
@@ -70,14 +70,16 @@ class Guard:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(sig)
             deadline = time.monotonic() + patience_s
-            while self._living() and time.monotonic() < deadline:
+            while time.monotonic() < deadline:
+                if not self._living() and self._child.returncode is not None:
+                    return
                 time.sleep(0.02)
 
     def _living(self) -> list[psutil.Process]:
         """Descendants that have not ended; collects those that have, adopted ones too."""
         self._child.poll()
         living = []
-        for process in psutil.Process().children(recursive=True):
+        for process in _descendants():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.status() != psutil.STATUS_ZOMBIE:
                     living.append(process)
@@ -85,6 +87,17 @@ class Guard:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(process.pid, os.WNOHANG)
         return living
+
+
+def _descendants() -> list[psutil.Process]:
+    """Every process below this one; none where /proc is not like Linux's (a sandbox's may be not).
+
+    The command's own process group is stopped in any case.
+    """
+    try:
+        return psutil.Process().children(recursive=True)
+    except (psutil.Error, RuntimeError, OSError, ValueError, LookupError):
+        return []
 
 
 def _environment() -> dict[str, str]:
