@@ -261,6 +261,33 @@ def test_gpu_minutes_are_not_exceeded(tmp_path: Path) -> None:
     assert "GPU minutes" in (left.reason or "")
 
 
+def test_what_has_no_result_comes_before_another_try_of_what_failed(tmp_path: Path) -> None:
+    class Stopper(SilentStudyWatch):
+        def __init__(self, after: int) -> None:
+            self.left = after
+
+        def ended(self, run: StoredRun) -> None:
+            self.left -= 1
+
+        def stop_asked(self) -> bool:
+            return self.left <= 0
+
+    the_plan = plan(repeats=2, a=100, broken=666, b=200)
+    go(the_plan, tmp_path, FakeEngine(fails=(666,)), Stopper(3))
+    first = read_run(tmp_path / "broken-r1")
+    engine = FakeEngine()
+    outcome = go(the_plan, tmp_path, engine, Stopper(3))
+    # the three runs that had no result; the failed one still stands in its place
+    assert engine.started == [200, 666, 100]
+    assert outcome.index.runs["broken-r1"].state == "failed"
+    assert read_run(tmp_path / "broken-r1") == first
+    engine = FakeEngine()
+    outcome = go(the_plan, tmp_path, engine)
+    assert engine.started == [666]
+    assert {e.state for e in outcome.index.runs.values()} == {"done"}
+    assert read_run(tmp_path / "broken-r1.old-1").state == "failed"
+
+
 def test_a_study_can_be_copied_and_read_elsewhere(tmp_path: Path) -> None:
     go(plan(), tmp_path / "here", FakeEngine())
     shutil.copytree(tmp_path / "here", tmp_path / "there")

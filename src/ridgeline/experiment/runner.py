@@ -34,6 +34,7 @@ from ridgeline.store.study_directory import (
 )
 
 KEPT: tuple[State, ...] = ("done",)
+AGAIN: tuple[State, ...] = ("void", "failed")  # measured in full, and worth another try
 # User-seconds of twins above which worker processes save more than the second their start takes.
 POOL_PAYS = 20_000
 
@@ -139,7 +140,9 @@ def _do(
     in_turn = engines.order([r for r in todo if r.configuration.engine != "twin"])
     if engines.in_blocks:
         book.note(BLOCKS_NOTE)
-    book.watch.planned([*in_pool, *engines.colds(), *in_turn], kept)
+    names = {run.run_id for run in todo}
+    done = [run for run in kept if run.meta.run_id not in names]
+    book.watch.planned([*in_pool, *engines.colds(), *in_turn], done)
     workers = min(cores, len(in_pool))
     if workers > 1 and sum(map(_user_seconds, in_pool)) > POOL_PAYS:
         _run_in_pool(in_pool, book, engines.engine_for, workers)
@@ -228,19 +231,30 @@ def _begin(
 def _split(
     runs: Sequence[PlannedRun], directory: StudyDirectory, *, keep: bool
 ) -> tuple[list[PlannedRun], list[StoredRun]]:
-    """Runs still to be done, and those that are there. What stands in the way is moved aside."""
-    todo, kept = [], []
+    """Runs still to be done, and those that are there.
+
+    What was measured in full but is void or failed is done again last: first comes what has no
+    result at all. It stays in its place until then. Anything else that stands in the way is moved
+    aside.
+    """
+    todo, again, kept = [], [], []
     for run in runs:
         folder = directory.run_folder(run.run_id)
         found = recover(folder)
-        same = found is not None and found.meta.fingerprint == run.fingerprint
-        if keep and same and found is not None and found.state in KEPT:
-            kept.append(found)
-            continue
-        if found is not None:
+        if found is None:
+            todo.append(run)
+        elif not keep or found.meta.fingerprint != run.fingerprint:
             set_aside(folder)
-        todo.append(run)
-    return todo, kept
+            todo.append(run)
+        elif found.state in KEPT:
+            kept.append(found)
+        elif found.state in AGAIN:
+            kept.append(found)
+            again.append(run)
+        else:
+            set_aside(folder)
+            todo.append(run)
+    return [*todo, *again], kept
 
 
 def _entry(run: StoredRun) -> RunEntry:
@@ -297,6 +311,7 @@ def _run_in_turn(
             return
         folder = book.directory.run_folder(run.run_id)
         facts, notes = engines.known(run)
+        set_aside(folder)  # an earlier try
         watch = book.started(run)
         book.ended(carry_out(run, folder, engines.of(run), watch, known=facts, notes=notes))
         budget.spend(run, time.monotonic() - begun)
