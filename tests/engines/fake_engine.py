@@ -6,6 +6,7 @@ grandchild in a session of its own)
 """
 
 import http.server
+import os
 import subprocess
 import sys
 import threading
@@ -35,6 +36,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 def main() -> None:
     print(Path(sys.argv[1]).read_text(), flush=True)
+    print("CUDA_VISIBLE_DEVICES =", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
     ending = sys.argv[2]
     if ending.startswith("exit="):
         sys.exit(int(ending.removeprefix("exit=")))

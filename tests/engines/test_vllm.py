@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ridgeline.domain.errors import RunFailed
+from ridgeline.domain.errors import BadInput, EndpointError, RunFailed
 from ridgeline.domain.knobs import Configuration, Knobs, Launch
 from ridgeline.engines.process import EngineProcess
 from ridgeline.engines.vllm import VllmEngine, VllmLaunch, free_port
@@ -207,3 +207,69 @@ def test_the_engine_is_stopped_where_processes_cannot_be_listed(
     (child,) = _family_of(process.pid, at_least=1)
     process.stop()
     assert not child.is_running()
+
+
+@pytest.mark.parametrize(
+    ("visible", "pinned"), [(None, ["0,1", "2,3"]), ("4,5,6,7,8", ["4,5", "6,7"])]
+)
+def test_each_replica_has_its_own_gpus_and_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, pinned: list[str]
+) -> None:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    engine = VllmEngine(launch(tmp_path, "INFO up", "serve"))
+    wanted = configuration(data_parallel_size=2, tensor_parallel_size=2)
+    with engine.start(replace(wanted, gpu="H100-SXM", gpus=4)) as endpoint:
+        assert endpoint.alive()
+        replicas = endpoint._replicas
+        logs = sorted(r.process.log_text() for r in replicas)
+        assert len({r.url for r in replicas}) == 2
+    assert [t.split("CUDA_VISIBLE_DEVICES = ")[1].strip() for t in logs] == pinned
+    assert not endpoint.alive()
+
+
+def test_more_gpus_than_there_are_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    engine = VllmEngine(launch(tmp_path, "INFO up", "serve"))
+    wanted = replace(configuration(data_parallel_size=2), gpu="H100-SXM", gpus=2)
+    with pytest.raises(BadInput, match="needs 2 GPUs, 1 are"), engine.start(wanted):
+        pass
+
+
+def test_an_engine_that_dies_under_load_is_told_in_its_own_words(tmp_path: Path) -> None:
+    engine = VllmEngine(launch(tmp_path, OUT_OF_MEMORY, "serve"))
+    with engine.start(configuration()) as endpoint:
+        (replica,) = endpoint._replicas
+
+        class Dies:
+            source = "measured"
+
+            def drive(self, *_: object) -> None:
+                (child,) = _family_of(replica.process.pid, at_least=1)
+                child.kill()
+                child.wait()
+                _wait_for_end(replica.process)
+                raise EndpointError("no connection", where=replica.url)
+
+        endpoint._http = Dies()  # type: ignore[assignment]
+        with pytest.raises(RunFailed, match=r"oom_load.*137.*during the run") as caught:
+            endpoint.drive(None, None, None)  # type: ignore[arg-type]
+        assert caught.value.failure_class == "oom_load"  # type: ignore[attr-defined]
+        assert not endpoint.alive()
+
+
+OUT_OF_MEMORY = """\
+INFO Application startup complete.
+ERROR torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
+"""
+
+
+def _wait_for_end(process: EngineProcess) -> None:
+    deadline = time.monotonic() + 20
+    while process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
