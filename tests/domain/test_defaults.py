@@ -127,3 +127,10 @@ def test_only_known_releases():
         resolved("0.9.1")
     late = resolved("0.33", max_num_active_seqs=8, max_num_seqs=16, watermark=0.02)
     assert (late.max_num_active_seqs, late.watermark) == (8, 0.02)
+
+
+def test_two_ways_to_say_the_largest_graph_must_agree():
+    both = {"cudagraph_capture_sizes": (1, 2, 4, 32)}
+    assert resolved(**both, max_cudagraph_capture_size=32).max_capture_size == 32
+    with pytest.raises(BadInput, match=r"max_cudagraph_capture_size: 512 is not the largest"):
+        resolved(**both, max_cudagraph_capture_size=512)

@@ -11,7 +11,8 @@ from ridgeline.experiment.statistics import merge
 from ridgeline.workload.study import Finding, Statement
 
 RATE, TTFT = "throughput.output_tokens_per_s", "ttft_s.p95"
-BASE = {1: summary(1000, 0.50), 2: summary(1010, 0.52), 3: summary(990, 0.49)}
+PLANTED = ((1, 1000, 0.50), (2, 1010, 0.52), (3, 990, 0.49))
+BASE = {r: summary(rate, ttft, source="twin") for r, rate, ttft in PLANTED}
 
 
 def scaled(rate: float, ttft: float, jitter: float = 0.0) -> dict[int, Summary]:
@@ -20,6 +21,7 @@ def scaled(rate: float, ttft: float, jitter: float = 0.0) -> dict[int, Summary]:
         r: summary(
             (s.throughput.output_tokens_per_s or 0) * rate * shift[r],
             (s.ttft_s.p95 or 0) * ttft * shift[r],
+            source="twin",
         )
         for r, s in BASE.items()
     }

@@ -1,7 +1,9 @@
 """Differences and intervals: known coverage, known values, no false claims."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -18,15 +20,21 @@ from ridgeline.domain.summary import (
     Throughput,
     VerdictFigures,
 )
-from ridgeline.experiment.statistics import compare, figure, merge, t_interval, t_quantile
+from ridgeline.experiment.statistics import compare, figure, merge, newcombe, t_interval, t_quantile
 
 
-def summary(rate: float = 1000.0, ttft_p95: float | None = 0.5, failed: int = 0) -> Summary:
+def summary(
+    rate: float = 1000.0,
+    ttft_p95: float | None = 0.5,
+    failed: int = 0,
+    sent: int = 100,
+    source: Literal["twin", "measured"] = "measured",
+) -> Summary:
     latency = Percentiles(mean=0.1, p50=0.1, p90=0.2, p95=ttft_p95, p99=None, n=200)
     return Summary(
-        source="measured",
+        source=source,
         window_s=60.0,
-        requests=RequestCounts(100, 100 - failed, failed, failed / 100, {"connect": failed}),
+        requests=RequestCounts(sent, sent - failed, failed, failed / sent, {"connect": failed}),
         ttft_s=latency,
         ttft_intent_s=latency,
         itl_s=latency,
@@ -72,16 +80,16 @@ def test_equal_configurations_are_covered_and_a_planted_gain_is_found(repeats: i
     for _ in range(400):
         shared = rng.normal(0, 0.2, repeats)
 
-        def runs(gain: float, shared: np.ndarray = shared) -> dict[int, Summary]:
+        def drawn(gain: float, shared: np.ndarray = shared) -> dict[int, Summary]:
             noise = shared + rng.normal(0, 0.05, repeats)
             return {r: summary(1000 * gain * math.exp(noise[r])) for r in range(repeats)}
 
-        same = compare(runs(1.0), runs(1.0))[RATE]
+        same = compare(drawn(1.0), drawn(1.0), 0.0)[RATE]
         assert same.low is not None
         assert same.high is not None
         covered += same.low <= 0 <= same.high
         clear += same.verdict != "no clear difference"
-        found += compare(runs(1.0), runs(1.5))[RATE].verdict == "clearly better"
+        found += compare(drawn(1.0), drawn(1.5))[RATE].verdict == "clearly better"
     assert 0.90 <= covered / 400 <= 0.99
     assert clear == 400 - covered
     assert found / 400 > 0.85
@@ -89,19 +97,19 @@ def test_equal_configurations_are_covered_and_a_planted_gain_is_found(repeats: i
 
 def test_direction_is_that_of_the_metric() -> None:
     slow = {1: summary(100, 0.50), 2: summary(101, 0.52)}
-    fast = {1: summary(200, 0.30), 2: summary(202, 0.31)}
+    fast = {1: summary(200, 0.30), 2: summary(203, 0.31)}
     better = compare(slow, fast)
     assert better[RATE].verdict == "clearly better"
     assert better["ttft_s.p95"].verdict == "clearly better"
-    assert better["cost.usd_per_million_output_tokens"].delta == pytest.approx(-0.5)
+    assert better["cost.usd_per_million_output_tokens"].delta == pytest.approx(-0.5, rel=0.01)
     worse = compare(fast, slow)
     assert {worse[m].verdict for m in (RATE, "ttft_s.p95")} == {"clearly worse"}
 
 
 def test_a_pair_is_the_same_repeat_and_only_that() -> None:
     """Repeats differ tenfold, experiments by exactly 10 %: pairing sees only the 10 %."""
-    base = {1: summary(100), 2: summary(1000), 3: summary(10_000)}
-    other = {3: summary(11_000), 1: summary(110), 7: summary(5)}
+    base = {r: summary(v, source="twin") for r, v in ((1, 100), (2, 1000), (3, 10_000))}
+    other = {r: summary(v, source="twin") for r, v in ((3, 11_000), (1, 110), (7, 5))}
     got = compare(base, other)[RATE]
     assert got.pairs == 2
     assert got.delta == pytest.approx(0.1)
@@ -109,10 +117,80 @@ def test_a_pair_is_the_same_repeat_and_only_that() -> None:
 
 
 def test_identical_twins_have_no_clear_difference() -> None:
-    base = {r: summary(1000.0 + r) for r in range(3)}
-    nudged = {r: summary((1000.0 + r) * (1 + 1e-13)) for r in range(3)}
-    assert compare(base, base)[RATE].verdict == "no clear difference"
-    assert compare(base, nudged)[RATE].verdict == "no clear difference"
+    base = {r: summary(1000.0 + r, source="twin") for r in range(3)}
+    nudged = {r: summary((1000.0 + r) * (1 + 1e-13), source="twin") for r in range(3)}
+    for other in (base, nudged):
+        assert compare(base, other, equal_within=0.0)[RATE].verdict == "no clear difference"
+
+
+def runs(values: Sequence[float], source: Literal["twin", "measured"]) -> dict[int, Summary]:
+    """Summaries that differ in p95 TTFT only."""
+    return {r: summary(1000 + r, v, source=source) for r, v in enumerate(values)}
+
+
+def test_exact_repetition_is_certain_in_a_twin_only() -> None:
+    """A clock that tells whole milliseconds gives measured pairs the very same difference."""
+    before, after = (0.100, 0.100), (0.103, 0.103)
+    twin = compare(runs(before, "twin"), runs(after, "twin"))["ttft_s.p95"]
+    assert (twin.verdict, twin.low) == ("clearly worse", pytest.approx(0.03))
+    measured = compare(runs(before, "measured"), runs(after, "measured"))["ttft_s.p95"]
+    assert (measured.verdict, measured.low, measured.high) == ("no clear difference", None, None)
+    assert measured.delta == pytest.approx(0.03)
+    assert "too coarse" in (measured.reason or "")
+    assert merge(list(runs(before, "measured").values())).intervals["ttft_s.p95"].low is None
+
+
+@pytest.mark.parametrize(
+    ("after", "within", "verdict", "equal"),
+    [
+        ((1.0010, 1.0012, 1.0011), 0.005, "no clear difference", True),
+        ((1.0010, 1.0012, 1.0011), 0.0, "clearly worse", False),
+        ((1.0100, 1.0102, 1.0101), 0.005, "clearly worse", False),
+        ((1.0100, 1.0102, 1.0101), 0.02, "no clear difference", True),
+        ((0.9990, 1.0300, 1.0011), 0.005, "no clear difference", False),  # not known well enough
+    ],
+)
+def test_a_difference_too_small_to_matter_says_equal(
+    after: tuple[float, ...], within: float, verdict: str, equal: bool
+) -> None:
+    got = compare(runs((1.0, 1.0, 1.0), "measured"), runs(after, "measured"), within)["ttft_s.p95"]
+    assert got.verdict == verdict
+    assert (got.reason == f"equal within {100 * within:g} %") == equal
+    assert got.low is not None
+
+
+def test_one_failed_request_in_each_of_two_runs_is_no_clear_difference() -> None:
+    """0 of 1000 against 1 of 1000, twice: the pairs agree to the last digit, the counts do not."""
+    clean = {r: summary(1000 + r, sent=1000) for r in range(2)}
+    once = {r: summary(1000 + r, sent=1000, failed=1) for r in range(2)}
+    got = compare(clean, once)["requests.error_rate"]
+    assert got.verdict == "no clear difference"
+    assert got.delta == pytest.approx(0.001)
+    assert got.low is not None
+    assert got.high is not None
+    assert got.low < 0 < got.delta < got.high
+    merged = merge(list(clean.values())).intervals["requests.error_rate"]
+    # no event in 2000: Wilson's upper end is z^2 / (n + z^2)
+    assert (merged.low, merged.high) == (0.0, pytest.approx(3.8415 / 2003.8415, rel=1e-3))
+
+
+def test_failures_that_come_in_bursts_are_not_narrowed_by_their_number() -> None:
+    """30 % of one run, none of the other two: thousands of requests, but three runs."""
+    clean = {r: summary(1000 + r, sent=5000) for r in range(3)}
+    burst = {r: summary(1000 + r, sent=5000, failed=1500 * (r == 0)) for r in range(3)}
+    assert compare(clean, burst)["requests.error_rate"].verdict == "no clear difference"
+
+
+def test_newcombes_interval_is_the_published_one() -> None:
+    # Newcombe 1998, table II, (a) and (g), method 10, the first share minus the second
+    assert newcombe((48, 80), (56, 70)) == (
+        pytest.approx(0.0524, abs=1e-4),
+        pytest.approx(0.3339, abs=1e-4),
+    )
+    assert newcombe((0, 10), (10, 10)) == (
+        pytest.approx(0.6075, abs=1e-4),
+        pytest.approx(1.0, abs=1e-4),
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,10 +234,28 @@ class TestMerge:
         assert merged.verdict.warnings == ("short",)
         assert "mean over 2 repeats" in merged.notes[-1]
 
-    def test_limits_are_judged_again(self) -> None:
-        merged = merge([summary(ttft_p95=0.5), summary(ttft_p95=0.9)])
-        assert merged.slo[0].value == pytest.approx(700)
-        assert merged.slo[0].met is False
+    @pytest.mark.parametrize(
+        ("values", "worst", "met"),
+        [
+            ((0.3, 0.3, 0.9), 900, False),  # their mean of 500 is inside 600
+            ((0.3, 0.3, 0.59), 590, True),
+            ((0.9, None, 0.3), 900, False),  # one that misses decides
+            ((0.3, None, 0.3), None, None),
+            ((math.inf, 0.3, 0.3), math.inf, False),
+        ],
+    )
+    def test_a_limit_is_judged_by_its_worst_repeat(
+        self, values: tuple[float | None, ...], worst: float | None, met: bool | None
+    ) -> None:
+        found = merge([summary(ttft_p95=v) for v in values]).slo[0]
+        assert found.value == (None if worst is None else pytest.approx(worst))
+        assert found.met is met
+
+    def test_one_binding_limit_is_said_and_how_many_differ(self) -> None:
+        limits = ("weights", "launches", "weights")
+        merged = merge([replace(summary(), binding_limit=text) for text in limits])
+        assert merged.binding_limit == "weights (2 of 3 repeats, the others differ)"
+        assert merge([replace(summary(), binding_limit="weights")] * 3).binding_limit == "weights"
 
     def test_what_one_repeat_lacks_the_whole_lacks(self) -> None:
         merged = merge([summary(ttft_p95=0.5), summary(ttft_p95=None)])

@@ -150,3 +150,21 @@ def test_closed_loop_rows_do_not_depend_on_progress() -> None:
 def test_impossible_arrivals_are_refused(arrivals: Arrivals, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         draw_schedule(Workload(arrivals))
+
+
+@pytest.mark.parametrize("shape", [1e-9, 0.0, -1.0, float("nan")])
+def test_gaps_too_bursty_to_fill_a_run_are_refused_at_once(shape: float) -> None:
+    with pytest.raises(BadInput, match=r"burstiness must be at least 0\.01"):
+        open_loop(20, 60, "gamma", burstiness=shape)
+
+
+def test_the_burstiest_law_still_ends_and_keeps_its_rate() -> None:
+    schedule = open_loop(1000, 1000, "gamma", burstiness=0.01)
+    assert schedule.intended_ns is not None
+    assert len(schedule.intended_ns) == pytest.approx(1_000_000, rel=0.05)
+
+
+def test_a_rate_that_hardly_ever_sends_draws_a_short_schedule() -> None:
+    schedule = open_loop(1e-12, 60)
+    assert schedule.intended_ns is not None
+    assert len(schedule.intended_ns) == 0

@@ -1,5 +1,6 @@
 """Study files: what they mean, and that every mistake is one line with its place."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -9,8 +10,21 @@ import yaml
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import KNOB_NAMES
 from ridgeline.domain.slo import Limit
+from ridgeline.domain.summary import (
+    ClientFigures,
+    Cost,
+    Goodput,
+    Percentiles,
+    RequestCounts,
+    Roofline,
+    Summary,
+    Throughput,
+    VerdictFigures,
+)
 from ridgeline.domain.workload import Arrivals, Lengths, SharedPrefix
-from ridgeline.workload.study import Finding, Mark, Statement, Study, override
+from ridgeline.experiment.findings import hold_against
+from ridgeline.experiment.statistics import merge
+from ridgeline.workload.study import METRICS, Finding, Mark, Statement, Study, override
 from ridgeline.workload.studyfile import load_study, parse_study
 from ridgeline.workload.studymodel import KnobsPart, StudyPart
 
@@ -108,8 +122,13 @@ MISTAKES = [
     # (what stands there, what a user wrote instead, line, words of the message)
     ("max_num_seqs: 32", "max_num_sequences: 32", 12, "did you mean 'max_num_seqs'?"),
     ("max_num_seqs: 64", "max_seqs: 64", 14, "unknown key 'max_seqs' in experiments[0].set"),
-    ("max_num_seqs: 32", "max_num_seqs: 0", 12, "a number >= 1 (requests), not 0"),
-    ("max_num_seqs: 64", "max_num_seqs: '64'", 14, "a whole number >= 1 (requests), not '64'"),
+    ("max_num_seqs: 32", "max_num_seqs: 0", 12, "a number >= 1 and <= 1,000,000 (requests), not 0"),
+    (
+        "max_num_seqs: 64",
+        "max_num_seqs: '64'",
+        14,
+        "a whole number >= 1 and <= 1,000,000 (requests), not '64'",
+    ),
     ("max_num_seqs: 64", "max_num_seqs: 6.5", 14, "a whole number"),
     ("max_num_seqs: 64", "enforce_eager: 1", 14, "enforce_eager must be true or false, not 1"),
     ("max_num_seqs: 64", "gpu_memory_utilization: 92", 14, "<= 1 (share of the memory), not 92"),
@@ -143,6 +162,35 @@ MISTAKES = [
     ("  seed: 7", "  seed: 7\n  seed: 8", 11, "the key 'seed' is given twice"),
     ("repeats: 2", "repeats: 0", 18, "repeats must be a number >= 1"),
     ("repeats: 2", "repeat: 2", 18, "did you mean 'repeats'?"),
+    ("{users: 400}", "{users: 4, think_time_s: .inf}", 6, "think_time_s must be a finite number"),
+    ("{users: 400}", "{users: 4, think_time_s: 1.0e+300}", 6, "<= 86400 (seconds)"),
+    ("{users: 400}", "{rate_per_s: .inf}", 6, "must be a finite number"),
+    ("{users: 400}", "{rate_per_s: 1.0e-13}", 6, ">= 0.001"),
+    ("{users: 400}", "{rate_per_s: 9, process: gamma, burstiness: 1.0e-9}", 6, ">= 0.01"),
+    ("{mean: 256, spread: 0.5}", "1.0e+12", 7, "<= 10,000,000 (tokens)"),
+    ("{mean: 256, spread: 0.5}", ".inf", 7, "must be a finite number"),
+    ("{mean: 256, spread: 0.5}", "{mean: 256, spread: .nan}", 7, "must be a finite number"),
+    ("{max: 96}", "{max: 3000000000}", 8, "<= 10,000,000 (tokens)"),
+    ("tokens: {mean: 256, spread: 0.5}", "shared_prefix: {tokens: 3000000000}", 7, "10,000,000"),
+    (
+        "tokens: {mean: 256, spread: 0.5}",
+        "shared_prefix: {tokens: 4, groups: 1000000000000}",
+        7,
+        "<= 1,000,000 (groups)",
+    ),
+    ("price_per_gpu_hour: 3.95", "price_per_gpu_hour: .inf", 3, "must be a finite number"),
+    ("price_per_gpu_hour: 3.95", "price_per_gpu_hour: .nan", 3, "must be a finite number"),
+    ("ttft_p95_ms: 2000", "ttft_p95_ms: .inf", 11, "must be a finite number"),
+    ("max_num_seqs: 64", "max_num_batched_tokens: 100000000000", 14, "<= 10,000,000 (tokens)"),
+    ("max_num_seqs: 64", "watermark: .nan", 14, "must be a finite number"),
+    ("max_num_seqs: 64", "data_parallel_size: 1000000000", 14, "<= 4096 (replicas)"),
+    ("repeats: 2", "equal_within: .inf", 18, "must be a finite number"),
+    (
+        "slo: {ttft_p95_ms: 2000, itl_p95_ms: 20, error_rate: 0.001}",
+        "slo: {attainment: 0.95}",
+        11,
+        "attainment is the share of the requests inside the latency limits",
+    ),
     ("repeats: 2", "repeats: [", 19, "is not valid YAML"),
     ("  seed: 7", "\tseed: 7", 10, "is not valid YAML"),
 ]
@@ -208,6 +256,50 @@ def test_a_study_of_endpoints_needs_no_gpu() -> None:
     assert (base.configuration.gpus, base.configuration.gpu) == (8, None)
 
 
+ENDPOINTS = """\
+name: two
+model: m
+engine: endpoint
+url: http://127.0.0.1:1
+hardware: {count: 4, price_per_gpu_hour: 2}
+workload: {arrivals: {users: 1}}
+baseline: {data_parallel_size: 4}
+experiments: [{name: other, set: {max_num_seqs: 9}, url: 'http://127.0.0.1:2'}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line", "words"),
+    [
+        (", url: 'http://127.0.0.1:2'", "", 8, "engine options reach no server"),
+        ("127.0.0.1:2", "127.0.0.1:1", 8, "engine options reach no server"),
+        ("count: 4, ", "", 5, "the GPUs of an endpoint must be counted"),
+        ("count: 4, price_per_gpu_hour: 2", "gpu: H100-SXM", 5, "must be counted"),
+        ("count: 4", "count: 8", 5, "the layout takes 4 GPUs, hardware.count is 8"),
+        ("max_num_seqs: 9", "data_parallel_size: 8", 8, "8 GPUs, hardware.count is 4"),
+    ],
+)
+def test_an_endpoints_options_and_gpus_must_be_those_of_its_server(
+    before: str, after: str, line: int, words: str
+) -> None:
+    assert parsed(ENDPOINTS).experiments[1].configuration.knobs.max_num_seqs == 9
+    with pytest.raises(BadInput, match=rf"chat\.yaml:{line}: ") as caught:
+        parsed(ENDPOINTS.replace(before, after))
+    assert words in str(caught.value)
+
+
+def test_another_engine_takes_the_gpus_of_its_own_layout() -> None:
+    text = TEXT.replace("engine: twin", "engine: endpoint\nurl: http://127.0.0.1:1").replace(
+        "  - {name: seqs-64, set: {max_num_seqs: 64}}\n", ""
+    )
+    study = parsed(text.replace("baseline: {data_parallel_size: 4, ", "baseline: {"))
+    assert study.baseline.configuration.gpus == 4
+    twin = override(study, engine="twin").baseline.configuration
+    assert (twin.gpus, twin.url) == (1, None)
+    with pytest.raises(BadInput, match="--engine endpoint: an endpoint needs the key 'url'"):
+        override(parsed(), engine="endpoint")
+
+
 def test_every_knob_can_stand_in_a_file() -> None:
     assert set(KnobsPart.model_fields) == set(KNOB_NAMES)
     text = TEXT.replace(
@@ -247,6 +339,7 @@ def test_the_command_line_overrides_a_frozen_study() -> None:
         (Statement("m", high=1), (1.0, 1.0), "not reproduced"),
         (Statement("m", high=1), (0.8, 0.9), "reproduced"),
         (Statement("m", high=1), (1.1, 1.2), "reversed"),
+        (Statement("m", low=1), (1.0001, 1.004), "reproduced"),
         (Statement("m", high=0.9), (0.85, 0.95), "not reproduced"),
         (Statement("m", low=0.98, high=1.02), (0.99, 1.01), "reproduced"),
         (Statement("m", low=0.98, high=1.02), (1.0, 1.0), "reproduced"),
@@ -257,6 +350,16 @@ def test_a_mark_needs_the_whole_interval(
     statement: Statement, interval: tuple[float, float], mark: Mark
 ) -> None:
     assert statement.mark(*interval) == mark
+
+
+def test_a_difference_that_nobody_would_pay_for_is_not_more() -> None:
+    more, bounds = Statement("m", low=1), Statement("m", low=0.98, high=1.02)
+    assert more.mark(1.001, 1.004, 0.005) == "not reproduced"
+    assert more.mark(1.001, 1.006, 0.005) == "reproduced"
+    assert more.mark(0.996, 0.999, 0.005) == "not reproduced"
+    assert bounds.mark(1.001, 1.004, 0.005) == "reproduced"
+    assert parsed().equal_within == 0.005
+    assert parsed(TEXT + "equal_within: 0.02\n").equal_within == 0.02
 
 
 def test_a_finding_of_two_statements_needs_both() -> None:
@@ -309,6 +412,44 @@ def test_mistakes_in_findings(before: str, after: str, words: str) -> None:
     with pytest.raises(BadInput) as caught:
         parsed(TEXT + FINDING.replace(before, after))
     assert str(caught.value).startswith("chat.yaml:")
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_figure_that_a_finding_may_name_can_be_judged(metric: str) -> None:
+    """Two repeats with a planted ratio of two: no name that is accepted stays without a mark."""
+    study = parsed(TEXT + FINDING.replace("ttft_s.p95", metric).replace("is: lower", "at_least: 1"))
+    (finding,) = study.findings
+    slow, fast = ({r: planted(metric, v * f) for r, v in enumerate((1.0, 1.01))} for f in (1, 2))
+    merged = {"seqs-64": merge(list(fast.values())), "baseline": merge(list(slow.values()))}
+    assert hold_against(finding, fast, slow, merged).mark == "reproduced"
+
+
+def planted(metric: str, value: float) -> Summary:
+    """A twin's summary in which one figure has the value."""
+    group, _, name = metric.partition(".")
+    none = Percentiles()
+    blank = Summary(
+        "twin", 60.0, RequestCounts(100, 100, 0, 0.0), none, none, none, none, none, none,
+        Throughput(), Cost(), Roofline(), Goodput(), (), {}, ClientFigures(), VerdictFigures(True),
+    )  # fmt: skip
+    return replace(blank, **{group: replace(getattr(blank, group), **{name: value})})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("ttft_s.p95", "requests.error_rate", "a known name"),  # a share may be zero: no ratio
+        ("ttft_s.p95", "cost.usd_per_thousand_requests", "needs a price, and seqs-64 has none"),
+        ("ttft_s.p95", "goodput.requests_per_s", "there are none"),
+    ],
+)
+def test_a_finding_that_no_run_can_decide_is_refused(before: str, after: str, words: str) -> None:
+    text = TEXT.replace(", price_per_gpu_hour: 3.95", "")
+    text = text.replace("ttft_p95_ms: 2000, itl_p95_ms: 20, ", "")
+    parsed(text + FINDING)
+    with pytest.raises(BadInput, match=r"chat\.yaml:23: ") as caught:
+        parsed(text + FINDING.replace(before, after))
     assert words in str(caught.value)
 
 
@@ -391,7 +532,7 @@ def test_without_launch_the_engine_starts_its_own_way() -> None:
         ("{command: [vllm, serve]}", r"chat\.yaml:\d+: the command says nowhere which model"),
         ("{command: []}", "launch.command must be a list of at least 1"),
         ("{environment: {OMP_NUM_THREADS: 1}}", "environment.OMP_NUM_THREADS must be a text"),
-        ("{resident: 0}", r"launch.resident must be a number >= 1 \(engines\), not 0"),
+        ("{resident: 0}", r"launch.resident must be a number >= 1 and <= 1000 \(engines\), not 0"),
         ("{redy_s: 5}", "unknown key 'redy_s' in launch .*did you mean 'ready_s'"),
         ("{ready_s: 0}", "launch.ready_s must be a number > 0"),
     ],

@@ -322,7 +322,16 @@ def _captures(knobs: Knobs, gpu: Gpu, seqs: int, tokens: int, release: str) -> t
         sizes = sorted(set(knobs.cudagraph_capture_sizes))
         if not sizes or sizes[0] < 1:
             raise BadInput("needs whole numbers above 0", where="cudagraph_capture_sizes")
-        return tuple(s for s in sizes if s <= tokens)
+        kept = tuple(s for s in sizes if s <= tokens)
+        asked_max, largest_kept = knobs.max_cudagraph_capture_size, kept[-1] if kept else 0
+        if asked_max is not None and asked_max != largest_kept:
+            raise BadInput(
+                f"{asked_max} is not the largest of cudagraph_capture_sizes: of those up to"
+                f" max_num_batched_tokens it is {largest_kept}, and the engine refuses the pair",
+                where="max_cudagraph_capture_size",
+                fix="leave one of the two out",
+            )
+        return kept
     large = release == "0.33" and gpu.compute_capability.startswith("10.")
     default = min(2 * seqs, 1024 if large else 512)
     asked = _positive("max_cudagraph_capture_size", knobs.max_cudagraph_capture_size, default)

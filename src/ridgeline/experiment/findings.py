@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.domain.summary import Summary
-from ridgeline.experiment.statistics import SHARES, Difference, compare
-from ridgeline.workload.study import Finding, Mark
+from ridgeline.experiment.statistics import SHARES, Difference, difference_of
+from ridgeline.workload.study import EQUAL_WITHIN, Finding, Mark
 
 SAME = 0.03  # a figure of the accounting that differs by less explains nothing
 MOST_CAUSES = 4
@@ -36,6 +36,7 @@ def hold_against(
     first: Mapping[int, Summary],
     second: Mapping[int, Summary],
     merged: Mapping[str, Summary],
+    equal_within: float = EQUAL_WITHIN,
 ) -> FindingResult:
     """Mark one finding from the valid runs (repeat -> summary) of its two experiments.
 
@@ -44,16 +45,16 @@ def hold_against(
     for name, runs in ((finding.first, first), (finding.second, second)):
         if not runs:
             return FindingResult(finding, None, {}, f"{name} has no valid run")
-    differences = compare(second, first)
     ratios: dict[str, tuple[float, float, float]] = {}
     for statement in finding.statements:
-        difference = differences.get(statement.metric)
+        difference = difference_of(statement.metric, second, first, equal_within)
         ratio = None if difference is None else _ratio(statement.metric, difference)
         if ratio is None:
             why = "not measured" if difference is None else difference.reason
             return FindingResult(finding, None, ratios, f"{statement.metric}: {why}")
         ratios[statement.metric] = ratio
-    mark = finding.mark({metric: (low, high) for metric, (_, low, high) in ratios.items()})
+    intervals = {metric: (low, high) for metric, (_, low, high) in ratios.items()}
+    mark = finding.mark(intervals, equal_within)
     reason = explain(merged[finding.second], merged[finding.first])
     return FindingResult(finding, mark, ratios, reason)
 

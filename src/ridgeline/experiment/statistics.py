@@ -2,11 +2,16 @@
 
 A pair is one repeat of the experiment and the same repeat of the baseline: same seed, hence same
 arrivals and lengths. For a latency, a rate or a cost the difference is the mean of the log ratios
-with Student's t interval, turned back into a relative change; for a share (error rate, attainment),
-which may be zero, it is the plain difference.
+with Student's t interval, turned back into a relative change. For a share (error rate, attainment),
+which may be zero, it is the plain difference; its interval covers both Student's over the pairs and
+Newcombe's of the pooled counts, because a few runs with a rare event or none look alike by chance.
+
+Only a twin repeats itself exactly. Measured pairs that all differ by the very same amount say that
+the figure is coarse, not that it is certain: they get no interval.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
@@ -22,6 +27,7 @@ from ridgeline.domain.summary import (
     Summary,
     VerdictFigures,
 )
+from ridgeline.workload.study import EQUAL_WITHIN
 
 Comparison = Literal["clearly better", "clearly worse", "no clear difference"]
 LEVEL = 0.95
@@ -52,6 +58,10 @@ LESS_IS_BETTER: dict[str, bool] = {
     "goodput.attainment": False,
     "requests.error_rate": True,
 }
+_MORE_IS_BETTER = ("throughput.", "goodput.")
+_Z = 1.959964  # the normal distribution's two-sided 95 % point
+_ONE_PAIR = "one pair of runs has no interval"
+_COARSE = "every pair gave the very same difference: the figure is too coarse for an interval"
 SHARES = ("goodput.attainment", "requests.error_rate")
 _LATENCY_FIELDS = ("ttft_s", "ttft_intent_s", "itl_s", "tpot_s", "e2e_s", "worst_stall_s")
 
@@ -60,6 +70,8 @@ _LATENCY_FIELDS = ("ttft_s", "ttft_intent_s", "itl_s", "tpot_s", "e2e_s", "worst
 class Difference:
     """Experiment against baseline. `delta`, `low` and `high` are relative changes (0.1 = 10 %
     more), for a metric of SHARES plain differences. None with a `reason` when not known.
+
+    `reason` "equal within ..." stands beside an interval that is too close to zero to matter.
     """
 
     delta: float | None
@@ -79,43 +91,111 @@ def figure(summary: Summary, metric: str) -> float | None:
 
 
 def compare(
-    baseline: Mapping[int, Summary], experiment: Mapping[int, Summary]
+    baseline: Mapping[int, Summary],
+    experiment: Mapping[int, Summary],
+    equal_within: float = EQUAL_WITHIN,
 ) -> dict[str, Difference]:
     """Differences by metric between the valid runs (repeat -> summary) of two experiments.
 
     A metric that neither has is left out.
     """
-    repeats = sorted(set(baseline) & set(experiment))
     found = {}
-    for metric, less in LESS_IS_BETTER.items():
-        pairs = [(figure(baseline[r], metric), figure(experiment[r], metric)) for r in repeats]
-        if all(a is None and b is None for a, b in pairs):
-            continue
-        found[metric] = _difference(pairs, less_is_better=less, share=metric in SHARES)
+    for metric in LESS_IS_BETTER:
+        difference = difference_of(metric, baseline, experiment, equal_within)
+        if difference is not None:
+            found[metric] = difference
     return found
 
 
-def _difference(
-    pairs: Sequence[tuple[float | None, float | None]], *, less_is_better: bool, share: bool
-) -> Difference:
-    n = len(pairs)
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    if len(known) < n or not known:
-        return _no_difference(n, "not measured in every run")
+def difference_of(
+    metric: str,
+    baseline: Mapping[int, Summary],
+    experiment: Mapping[int, Summary],
+    equal_within: float = EQUAL_WITHIN,
+) -> Difference | None:
+    """The difference in one metric (any path into Summary); None when no run has it."""
+    pairs = [(baseline[r], experiment[r]) for r in sorted(set(baseline) & set(experiment))]
+    values = [(figure(a, metric), figure(b, metric)) for a, b in pairs]
+    if all(a is None and b is None for a, b in values):
+        return None
+    known = [(a, b) for a, b in values if a is not None and b is not None]
+    if len(known) < len(values):
+        return _no_difference(len(values), "not measured in every run")
     if not all(math.isfinite(a) and math.isfinite(b) for a, b in known):
-        return _no_difference(n, "infinite in some run: it falls among failures")
-    if share:
-        steps = [b - a for a, b in known]
-    elif all(a > 0 and b > 0 for a, b in known):
-        steps = [math.log(b / a) for a, b in known]
-    else:
-        return _no_difference(n, "zero in some run: it has no ratio")
+        return _no_difference(len(values), "infinite in some run: it falls among failures")
+    less_is_better = LESS_IS_BETTER.get(metric, not metric.startswith(_MORE_IS_BETTER))
+    if metric in SHARES:
+        return _of_shares(known, pairs, less_is_better=less_is_better)
+    if not all(a > 0 and b > 0 for a, b in known):
+        return _no_difference(len(values), "zero in some run: it has no ratio")
+    exact = all(s.source == "twin" for pair in pairs for s in pair)
+    steps = [math.log(b / a) for a, b in known]
+    return _of_ratios(steps, equal_within, less_is_better=less_is_better, exact=exact)
+
+
+def _of_ratios(
+    steps: Sequence[float], equal_within: float, *, less_is_better: bool, exact: bool
+) -> Difference:
+    """Relative change from the log ratios of the pairs."""
+    n = len(steps)
     low, mean, high = t_interval(steps)
-    back = (lambda x: x) if share else math.expm1
+    delta = math.expm1(mean)
     if low is None or high is None:
-        reason = "one pair of runs has no interval"
-        return Difference(back(mean), None, None, "no clear difference", n, reason)
-    return Difference(back(mean), back(low), back(high), _verdict(low, high, less_is_better), n)
+        return Difference(delta, None, None, "no clear difference", n, _ONE_PAIR)
+    if not exact and max(steps) - min(steps) <= ROUNDING:
+        return Difference(delta, None, None, "no clear difference", n, _COARSE)
+    back = (math.expm1(low), math.expm1(high))
+    if max(map(abs, back)) <= max(equal_within, ROUNDING):
+        reason = f"equal within {100 * equal_within:g} %"
+        return Difference(delta, *back, "no clear difference", n, reason)
+    return Difference(delta, *back, _verdict(low, high, less_is_better), n)
+
+
+def _of_shares(
+    known: Sequence[tuple[float, float]],
+    pairs: Sequence[tuple[Summary, Summary]],
+    *,
+    less_is_better: bool,
+) -> Difference:
+    """Plain difference of shares; the interval covers that of the pairs and that of the counts."""
+    low, mean, high = t_interval([b - a for a, b in known])
+    if low is None or high is None:
+        return Difference(mean, None, None, "no clear difference", len(known), _ONE_PAIR)
+    before = _pooled([(a, s.requests.sent) for (a, _), (s, _) in zip(known, pairs, strict=True)])
+    after = _pooled([(b, s.requests.sent) for (_, b), (_, s) in zip(known, pairs, strict=True)])
+    bounds = newcombe(before, after)
+    low, high = min(low, bounds[0]), max(high, bounds[1])
+    return Difference(mean, low, high, _verdict(low, high, less_is_better), len(known))
+
+
+def _pooled(shares: Sequence[tuple[float, int]]) -> tuple[int, int]:
+    """(events, requests) of several (share, requests)."""
+    return sum(round(share * n) for share, n in shares), sum(n for _, n in shares)
+
+
+def wilson(events: int, n: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a share, in [0, 1] (Wilson 1927)."""
+    if n == 0:
+        return 0.0, 1.0
+    z2 = _Z * _Z
+    share = events / n
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = _Z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def newcombe(before: tuple[int, int], after: tuple[int, int]) -> tuple[float, float]:
+    """95 % interval of the difference of two shares, each (events, requests), after - before.
+
+    Newcombe 1998, method 10: from the two score intervals; holds at zero events too.
+    """
+    (low1, high1), (low2, high2) = wilson(*before), wilson(*after)
+    share1, share2 = (e / n if n else 0.5 for e, n in (before, after))
+    difference = share2 - share1
+    return (
+        difference - math.hypot(share2 - low2, high1 - share1),
+        difference + math.hypot(high2 - share2, share1 - low1),
+    )
 
 
 def _verdict(low: float, high: float, less_is_better: bool) -> Comparison:
@@ -150,7 +230,8 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     """The valid repeats of one experiment as one summary.
 
     Each figure is the mean of the repeats' figures (None when one of them lacks it), counts are
-    summed, and the intervals are Student's t over the repeats. One repeat comes back as it is.
+    summed, and the intervals are Student's t over the repeats. A limit is met when every repeat
+    meets it, and the value beside it is the worst repeat's. One repeat comes back as it is.
     """
     assert summaries, "nothing to merge"
     first = summaries[0]
@@ -164,12 +245,13 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     changes["requests"] = _sum_counts([s.requests for s in summaries])
     changes["notes"] = (
         *dict.fromkeys(n for s in summaries for n in s.notes),
-        f"each figure is the mean over {len(summaries)} repeats, counts are their sum",
+        f"each figure is the mean over {len(summaries)} repeats, counts are their sum; a limit is"
+        " judged by its worst repeat",
     )
     merged = replace(first, **changes)
     return replace(
         merged,
-        slo=_judge_again(summaries),
+        slo=_worst_of_each(summaries),
         intervals=_intervals(summaries),
         client=_worst_client([s.client for s in summaries]),
         verdict=_all_verdicts([s.verdict for s in summaries]),
@@ -177,7 +259,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """Mean of numbers, field by field in dataclasses and mappings; differing texts are joined."""
+    """Mean of numbers, field by field in dataclasses and mappings; of texts the commonest."""
     first: Any = values[0]
     if any(v is None for v in values):
         return None
@@ -186,7 +268,8 @@ def _mean(values: Sequence[Any]) -> Any:
     if isinstance(first, int | float):
         return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.inf
     if isinstance(first, str):
-        return "; ".join(dict.fromkeys(values))
+        (text, n), *others = Counter(values).most_common()
+        return f"{text} ({n} of {len(values)} repeats, the others differ)" if others else text
     if isinstance(first, Mapping):
         keys = [k for k in first if all(k in v for v in values)]
         return {k: _mean([v[k] for v in values]) for k in keys}
@@ -206,19 +289,27 @@ def _sum_counts(counts: Sequence[RequestCounts]) -> RequestCounts:
     for count in counts:
         for name, n in count.failures.items():
             failures[name] = failures.get(name, 0) + n
-    sent, ok = sum(c.sent for c in counts), sum(c.ok for c in counts)
-    return RequestCounts(sent, ok, sent - ok, (sent - ok) / sent if sent else None, failures)
+    sent, ok, failed, unfinished = (
+        sum(getattr(c, name) for c in counts) for name in ("sent", "ok", "failed", "unfinished")
+    )
+    rate = failed / (ok + failed) if ok + failed else None
+    return RequestCounts(sent, ok, failed, rate, failures, unfinished)
 
 
-def _judge_again(summaries: Sequence[Summary]) -> tuple[SloResult, ...]:
-    """Each limit against the mean of the values found."""
+def _worst_of_each(summaries: Sequence[Summary]) -> tuple[SloResult, ...]:
+    """Each limit against its worst repeat: a mean would let one bad repeat of three pass.
+
+    A repeat that misses decides, even where another could not be judged.
+    """
     results = []
     for same in zip(*(s.slo for s in summaries), strict=True):
-        value = _mean([r.value for r in same])
         (limit,) = parse_slo(same[0].limit).limits
-        met = None
-        if value is not None:
-            met = value >= limit.value if limit.key == "attainment" else value <= limit.value
+        lower = limit.key == "attainment"
+        values = [r.value for r in same if r.value is not None]
+        value: float | None = (min if lower else max)(values) if values else None
+        met = None if value is None else value >= limit.value if lower else value <= limit.value
+        if met and len(values) < len(same):
+            value = met = None
         results.append(SloResult(same[0].limit, value, met))
     return tuple(results)
 
@@ -235,13 +326,30 @@ def _intervals(summaries: Sequence[Summary]) -> dict[str, Interval]:
             if reasons:
                 found[metric] = Interval(None, None, n, reasons[0])
             continue
-        log = all(v > 0 for v in known) and metric not in SHARES
+        if metric in SHARES:
+            found[metric] = _share_interval(known, summaries)
+            continue
+        if summaries[0].source != "twin" and max(known) - min(known) <= ROUNDING * abs(known[0]):
+            found[metric] = Interval(None, None, n, "all repeats gave the very same figure")
+            continue
+        log = all(v > 0 for v in known)
         low, _, high = t_interval([math.log(v) for v in known] if log else known)
         assert low is not None
         assert high is not None
         bounds = (math.exp(low), math.exp(high)) if log else (max(0.0, low), high)
         found[metric] = Interval(*bounds, n, f"over {n} repeats")
     return found
+
+
+def _share_interval(known: Sequence[float], summaries: Sequence[Summary]) -> Interval:
+    """Of a share: covers Student's interval over the repeats and Wilson's of the pooled counts."""
+    low, _, high = t_interval(known)
+    assert low is not None
+    assert high is not None
+    sent = [s.requests.sent for s in summaries]
+    bounds = wilson(*_pooled(list(zip(known, sent, strict=True))))
+    low, high = max(0.0, min(low, bounds[0])), min(1.0, max(high, bounds[1]))
+    return Interval(low, high, len(known), f"over {len(known)} repeats")
 
 
 def _worst_client(clients: Sequence[ClientFigures]) -> ClientFigures:

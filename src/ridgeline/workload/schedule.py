@@ -16,6 +16,10 @@ PROCESSES = ("poisson", "constant", "gamma")
 RAMP_S = 5.0  # the users of a closed loop start spread over at most this long
 MOST_ARRIVALS = 20_000_000  # more would need gigabytes for the schedule alone
 
+# Gamma gaps of shape b have a coefficient of variation of b ** -0.5: 10 at this end. Below it
+# nearly all gaps are zero and a rare one is longer than any window: no run shows the law.
+LEAST_BURSTINESS = 0.01
+
 # Rows of lengths drawn for a closed loop, whose request count is not known beforehand. A run that
 # needs more starts again at the first row: lengths repeat then, prompts' text never does.
 CLOSED_LOOP_ROWS = 1 << 16
@@ -131,12 +135,25 @@ def draw_arrivals(
     if arrivals.process == "constant":
         at_s = np.arange(int(expected) + 2) / rate
     else:
-        at_s = np.cumsum(_gaps(arrivals, rate, int(expected), rng))
-        while at_s[-1] < total_s:
-            more = _gaps(arrivals, rate, int(expected), rng)
-            at_s = np.concatenate([at_s, at_s[-1] + np.cumsum(more)])
-    at_ns = np.rint(at_s * 1e9).astype(np.int64)
+        at_s = _renewals(arrivals, rate, total_s, rng)
+    at_ns = np.rint(at_s[at_s <= total_s] * 1e9).astype(np.int64)
     return at_ns[at_ns < round(total_s * 1e9)]
+
+
+def _renewals(
+    arrivals: Arrivals, rate: float, total_s: float, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Arrival times that reach at least to total_s, in seconds."""
+    expected = int(rate * total_s)
+    at_s = np.cumsum(_gaps(arrivals, rate, expected, rng))
+    while at_s[-1] < total_s:
+        if len(at_s) > 2 * MOST_ARRIVALS:
+            raise BadInput(
+                f"more than {len(at_s):,} arrivals were drawn and {total_s:g} s are not filled"
+            )
+        more = _gaps(arrivals, rate, expected, rng)
+        at_s = np.concatenate([at_s, at_s[-1] + np.cumsum(more)])
+    return at_s
 
 
 def _gaps(
@@ -148,8 +165,11 @@ def _gaps(
         return rng.exponential(1.0 / rate, n)
     if arrivals.process == "gamma":
         shape = arrivals.burstiness
-        if not shape > 0:
-            raise BadInput(f"burstiness must be above 0, not {shape:g}")
+        if not shape >= LEAST_BURSTINESS:
+            raise BadInput(
+                f"burstiness must be at least {LEAST_BURSTINESS:g}, not {shape:g}: below it nearly"
+                " all requests come at once and hardly a gap falls into the run"
+            )
         return rng.gamma(shape, 1.0 / (rate * shape), n)
     raise BadInput(
         f"unknown arrival process {arrivals.process!r}{nearest(arrivals.process, PROCESSES)}",

@@ -26,26 +26,32 @@ _RATES = (
     "requests_per_s",
     "per_gpu_output_tokens_per_s",
 )
-# Figures of a Summary, by dotted path, that a finding may compare.
+EQUAL_WITHIN = 0.005  # half a percent: a difference that nobody would pay for
+
+# Figures of a Summary, by dotted path, that a finding may compare. Each has a ratio: a share that
+# may be zero (error rate, attainment) has none.
 METRICS = (
     *(f"{time}.{statistic}" for time in _TIMES for statistic in _STATISTICS),
     *(f"throughput.{rate}" for rate in _RATES),
     "cost.usd_per_million_output_tokens",
     "cost.usd_per_thousand_requests",
-    "goodput.attainment",
     "goodput.requests_per_s",
-    "requests.error_rate",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ExperimentSpec:
-    """One experiment, complete: nothing is left to inherit. `change` says what differs."""
+    """One experiment, complete: nothing is left to inherit. `change` says what differs.
+
+    `lines` says where in its file each key stands that matters for it ("model", "max_num_seqs",
+    ...), so that what is found out later can still be told with its line; "" is its first line.
+    """
 
     name: str
     change: str
     configuration: Configuration
     workload: Workload
+    lines: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +66,17 @@ class Statement:
     low: float | None = None
     high: float | None = None
 
-    def mark(self, low: float, high: float) -> Mark:
+    def mark(self, low: float, high: float, equal_within: float = 0.0) -> Mark:
         """Hold the 95 % interval [low, high] of the ratio that was found against the claim.
 
         reproduced: the whole interval lies in the claimed range. reversed: the claim names a
         direction and the whole interval lies on the other side of 1. Otherwise not reproduced.
-        A plain "more" or "less" leaves out 1 itself: no difference is not a little more.
+        A plain "more" or "less" leaves out 1 itself, and an interval that lies wholly within
+        `equal_within` of it: no difference is not a little more.
         """
+        plain = (self.low, self.high) in ((1, None), (None, 1))
+        if plain and low >= 1 - equal_within and high <= 1 + equal_within:
+            return "not reproduced"
         if self.low == 1 and self.high is None:
             inside = low > 1 + ROUNDING
         elif self.high == 1 and self.low is None:
@@ -108,14 +118,16 @@ class Finding:
     because: str | None = None
     published: str | None = None
 
-    def mark(self, intervals: Mapping[str, tuple[float, float]]) -> Mark | None:
+    def mark(
+        self, intervals: Mapping[str, tuple[float, float]], equal_within: float = 0.0
+    ) -> Mark | None:
         """The mark from the ratio's interval of each metric; None while one is not known.
 
         reversed when any statement is, reproduced when all are.
         """
         if any(s.metric not in intervals for s in self.statements):
             return None
-        marks = [s.mark(*intervals[s.metric]) for s in self.statements]
+        marks = [s.mark(*intervals[s.metric], equal_within) for s in self.statements]
         if "reversed" in marks:
             return "reversed"
         return "reproduced" if set(marks) == {"reproduced"} else "not reproduced"
@@ -134,7 +146,10 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A whole study. The baseline is the first of `experiments`; `text` is the file as given."""
+    """A whole study. The baseline is the first of `experiments`; `text` is the file as given.
+
+    equal_within: a relative difference whose whole interval lies inside it counts as none.
+    """
 
     name: str
     model: str
@@ -145,6 +160,7 @@ class Study:
     published: Published | None = None
     findings: tuple[Finding, ...] = ()
     text: str = ""
+    equal_within: float = EQUAL_WITHIN
 
     @property
     def baseline(self) -> ExperimentSpec:
@@ -162,6 +178,20 @@ class Study:
             where=f"study {self.name}",
             fix=f"it has {', '.join(names)}",
         )
+
+
+def _served_by(spec: ExperimentSpec, engine: str) -> ExperimentSpec:
+    """The experiment on another engine: GPUs as many as that engine's layout takes."""
+    configuration = spec.configuration
+    if engine == configuration.engine:
+        return spec
+    if engine == "endpoint":
+        raise BadInput(
+            "an endpoint needs the key 'url', which belongs to engine: endpoint in the study file",
+            where="--engine endpoint",
+        )
+    gpus = configuration.knobs.gpus
+    return replace(spec, configuration=replace(configuration, engine=engine, gpus=gpus, url=None))
 
 
 def override(
@@ -183,10 +213,7 @@ def override(
                 where="--engine",
                 fix=f"use one of {', '.join(ENGINES)}",
             )
-        specs = tuple(
-            replace(spec, configuration=replace(spec.configuration, engine=engine))
-            for spec in study.experiments
-        )
+        specs = tuple(_served_by(spec, engine) for spec in study.experiments)
         study = replace(study, engine=engine, experiments=specs)
     if repeats is not None:
         if repeats < 1:

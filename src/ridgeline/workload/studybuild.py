@@ -55,20 +55,46 @@ def build_study(source: Source, text: str, folder: Path) -> Study:
         "baseline",
         _base_configuration(source, part, folder),
         _workload(source, part.workload, ("workload",)),
+        _lines(source, ("baseline",)),
     )
     if not part.experiments and part.findings:
         raise source.error(("findings",), "findings compare experiments, and there are none")
+    specs = (base, *(_experiment(source, base, i, part) for i in range(len(names) - 1)))
+    slo = _slo(source, part.slo)
+    findings = tuple(_finding(source, i, f, names) for i, f in enumerate(part.findings))
+    for i, finding in enumerate(findings):
+        _check_judgeable(source, i, finding, {s.name: s for s in specs}, slo)
     return Study(
         name=part.name,
         model=base.configuration.model,
         engine=part.engine,
-        experiments=(base, *(_experiment(source, base, i, part) for i in range(len(names) - 1))),
-        slo=_slo(part.slo),
+        experiments=specs,
+        slo=slo,
         repeats=part.repeats,
         published=_published(source, part, names),
-        findings=tuple(_finding(source, i, f, names) for i, f in enumerate(part.findings)),
+        findings=findings,
         text=text,
+        equal_within=part.equal_within,
     )
+
+
+# Keys of the file that an engine may refuse, beside the knobs.
+_GENERAL = (("model",), ("engine_version",), ("engine",), ("url",), ("hardware", "gpu"))
+
+
+def _lines(source: Source, own: Path_) -> dict[str, int]:
+    """The line of every key that decides an experiment's configuration; `own` is its part."""
+    found = {".".join(map(str, path)): source.line(path, key=True) for path in _GENERAL}
+    places: list[Path_] = [("baseline",), own, (*own, "set")]
+    for path in places:
+        body = source.body
+        for step in path:
+            body = body.get(step) if isinstance(body, Mapping) else body[step]
+            if body is None:
+                break
+        if isinstance(body, Mapping):
+            found |= {str(name): source.line((*path, name), key=True) for name in body}
+    return found | {"": source.line(own, key=True)}
 
 
 def _checked(
@@ -118,7 +144,25 @@ def _base_configuration(source: Source, part: StudyPart, folder: Path) -> Config
     start = Configuration(
         model, knobs, part.engine, part.engine_version, url=part.url, launch=_launch(source, part)
     )
-    return _with_hardware(source, start, part.hardware or HardwarePart(), ("hardware",))
+    found = _with_hardware(source, start, part.hardware or HardwarePart(), ("hardware",))
+    if part.engine == "endpoint":
+        _check_endpoint(source, found, part.hardware or HardwarePart(), ("hardware",))
+    return found
+
+
+def _check_endpoint(
+    source: Source, configuration: Configuration, hardware: HardwarePart, path: Path_
+) -> None:
+    """What a server costs follows from the GPUs that it has, which only the file can tell."""
+    knobs = configuration.knobs
+    known = hardware.gpu is not None or hardware.price_per_gpu_hour is not None
+    if known and hardware.count is None:
+        what = "the GPUs of an endpoint must be counted: cost and figures per GPU depend on it"
+        raise source.error(path, what, "add hardware.count")
+    layout = (knobs.data_parallel_size, knobs.tensor_parallel_size, knobs.pipeline_parallel_size)
+    if hardware.count is not None and any(layout) and knobs.gpus != hardware.count:
+        what = f"the layout takes {knobs.gpus} GPUs, hardware.count is {hardware.count}"
+        raise source.error(path, what, "give the server's own layout and count")
 
 
 def _launch(source: Source, study: StudyPart) -> Launch | None:
@@ -184,6 +228,11 @@ def _experiment(
     path: Path_ = ("experiments", index)
     if part.url is not None and study.engine != "endpoint":
         raise source.error((*path, "url"), f"url belongs to engine: endpoint, not {study.engine}")
+    if study.engine == "endpoint" and _given(part.set) and part.url in (None, study.url):
+        what = "engine options reach no server that runs already: this one is the baseline's"
+        raise source.error(
+            (*path, "set"), what, "start another server with them and give its url here"
+        )
     configuration = replace(
         base.configuration,
         knobs=base.configuration.knobs.with_changes(_given(part.set)),
@@ -193,6 +242,8 @@ def _experiment(
     hardware |= part.hardware.model_dump(exclude_unset=True) if part.hardware else {}
     place = (*path, "hardware") if part.hardware else (*path, "set")
     configuration = _with_hardware(source, configuration, HardwarePart(**hardware), place)
+    if study.engine == "endpoint":
+        _check_endpoint(source, configuration, HardwarePart(**hardware), place)
     workload = base.workload
     if part.workload is not None:
         merged = _merge(source.body["workload"], part.workload)
@@ -212,7 +263,9 @@ def _experiment(
             ),
         )
     )
-    return ExperimentSpec(part.name, change or "the same again", configuration, workload)
+    return ExperimentSpec(
+        part.name, change or "the same again", configuration, workload, _lines(source, path)
+    )
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,10 +342,38 @@ def _lengths(source: Source, part: LengthsPart | None, path: Path_, default: Len
     return Lengths(part.mean, part.spread or 0.0)
 
 
-def _slo(part: BaseModel | None) -> Slo:
+def _slo(source: Source, part: BaseModel | None) -> Slo:
     if part is None:
         return Slo()
-    return slo_from_mapping({k: v for k, v in part.model_dump().items() if v is not None})
+    slo = slo_from_mapping({k: v for k, v in part.model_dump().items() if v is not None})
+    if slo.get("attainment") is not None and not _limits_requests(slo):
+        raise source.error(
+            ("slo", "attainment"),
+            "attainment is the share of the requests inside the latency limits, and there are none",
+            "add one, for example ttft_p95_ms",
+        )
+    return slo
+
+
+def _limits_requests(slo: Slo) -> bool:
+    """Whether a single request can be inside or outside."""
+    return any(limit.statistic is not None for limit in slo.limits)
+
+
+def _check_judgeable(
+    source: Source, index: int, finding: Finding, specs: Mapping[str, ExperimentSpec], slo: Slo
+) -> None:
+    """Refuse a finding about a figure that no run of this study can have."""
+    for i, statement in enumerate(finding.statements):
+        path: Path_ = ("findings", index, "ratio", i, "metric")
+        if statement.metric.startswith("cost."):
+            for name in (finding.first, finding.second):
+                if not specs[name].configuration.price_per_gpu_hour:
+                    what = f"{statement.metric} needs a price, and {name} has none"
+                    raise source.error(path, what, "add hardware.price_per_gpu_hour")
+        if statement.metric.startswith("goodput.") and not _limits_requests(slo):
+            what = f"{statement.metric} counts requests inside the latency limits; there are none"
+            raise source.error(path, what, "add one to slo, for example ttft_p95_ms")
 
 
 def _known_name(source: Source, name: str, names: list[str], path: Path_) -> str:

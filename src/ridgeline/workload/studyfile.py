@@ -183,7 +183,7 @@ def _limits(metadata: list[Any]) -> str:
     """The range of a field in words."""
     words = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     found = [
-        f"{sign} {limit:g}"
+        f"{sign} {limit:g}" if abs(limit) < 1e6 else f"{sign} {limit:,.0f}"
         for item in metadata
         for name, sign in words.items()
         if (limit := getattr(item, name, None)) is not None

@@ -13,15 +13,27 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from ridgeline.domain.knobs import Knobs
 from ridgeline.domain.slo import LATENCY_KEYS, SHARE_KEYS
-from ridgeline.workload.study import ENGINES, METRICS
+from ridgeline.workload.schedule import LEAST_BURSTINESS
+from ridgeline.workload.study import ENGINES, EQUAL_WITHIN, METRICS
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+# Upper ends: far beyond what is served, far below where 32-bit lengths, schedules and block tables
+# break. A number above them is a slip of the hand.
+DAY_S = 86_400
+MOST_TOKENS = 10_000_000
+MOST_REQUESTS = 1_000_000
+MOST_GPUS = 4096
+MOST_BLOCKS = 10_000_000
+MOST_USD = 1_000_000
+MOST_MS = 1e9
+LEAST_RATE = 0.001  # at least 86 arrivals a day, the longest window
 
 
 class Part(BaseModel):
     """Base of all parts: unknown keys are errors, and a text is not taken for a number."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def _amount(unit: str, about: str, **limits: Any) -> Any:
@@ -43,24 +55,25 @@ class ArrivalsPart(Part):
     users: int | None = _amount("users", "closed loop: each sends one request after another",
                                 default=None, ge=1, le=100_000)  # fmt: skip
     think_time_s: float | None = _amount("seconds", "a user's pause before the next request",
-                                         default=None, ge=0)  # fmt: skip
-    rate_per_s: float | None = _amount("requests per second", "open loop", default=None, gt=0)
+                                         default=None, ge=0, le=DAY_S)  # fmt: skip
+    rate_per_s: float | None = _amount("requests per second", "open loop",
+                                       default=None, ge=LEAST_RATE, le=MOST_REQUESTS)  # fmt: skip
     process: Literal["poisson", "constant", "gamma"] | None = Field(
         default=None, description="law of the gaps between arrivals; poisson unless given"
     )
     burstiness: float | None = _amount("gamma shape", "1 is Poisson, smaller is burstier",
-                                       default=None, gt=0)  # fmt: skip
+                                       default=None, ge=LEAST_BURSTINESS, le=1000)  # fmt: skip
 
 
 class LengthsPart(Part):
     """A length in tokens: mean with spread, or min and max; a plain number is always that long."""
 
-    mean: float | None = _amount("tokens", "mean length", default=None, ge=1)
+    mean: float | None = _amount("tokens", "mean length", default=None, ge=1, le=MOST_TOKENS)
     spread: float | None = _amount("share of the mean", "lengths from mean x (1 - spread) to mean"
                                    " x (1 + spread), all equally likely",
                                    default=None, ge=0, lt=1)  # fmt: skip
-    min: int | None = _amount("tokens", "shortest length", default=None, ge=1)
-    max: int | None = _amount("tokens", "longest length", default=None, ge=1)
+    min: int | None = _amount("tokens", "shortest length", default=None, ge=1, le=MOST_TOKENS)
+    max: int | None = _amount("tokens", "longest length", default=None, ge=1, le=MOST_TOKENS)
 
 
 class OutputPart(LengthsPart):
@@ -83,8 +96,9 @@ def _widened(part: type[Part], key: str) -> Any:
 class SharedPrefixPart(Part):
     """Prompts of one group begin with the same tokens."""
 
-    tokens: int = _amount("tokens", "length of the shared beginning", ge=1)
-    groups: int = _amount("groups", "how many different beginnings", default=1, ge=1)
+    tokens: int = _amount("tokens", "length of the shared beginning", ge=1, le=MOST_TOKENS)
+    groups: int = _amount("groups", "how many different beginnings",
+                          default=1, ge=1, le=MOST_REQUESTS)  # fmt: skip
 
 
 class PromptsPart(Part):
@@ -101,11 +115,11 @@ class WorkloadPart(Part):
     arrivals: ArrivalsPart
     prompts: PromptsPart | None = None
     output_tokens: _widened(OutputPart, "max") | None = None  # type: ignore[valid-type]
-    duration_s: float = _amount("seconds", "length of the window", default=90.0, gt=0, le=86_400)
+    duration_s: float = _amount("seconds", "length of the window", default=90.0, gt=0, le=DAY_S)
     warmup_s: float = _amount("seconds", "same traffic before the window, not counted",
-                              default=10.0, ge=0, le=86_400)  # fmt: skip
+                              default=10.0, ge=0, le=DAY_S)  # fmt: skip
     requests: int | None = _amount("requests", "ends the window once so many were sent inside",
-                                   default=None, ge=1)  # fmt: skip
+                                   default=None, ge=1, le=100 * MOST_REQUESTS)  # fmt: skip
     seed: int = _amount("whole number", "of all random draws", default=0, ge=0, lt=1 << 63)
 
 
@@ -116,8 +130,9 @@ class HardwarePart(Part):
         default=None, description="a name of the GPU catalogue, for example H100-SXM"
     )
     count: int | None = _amount("GPUs", "how many there are; experiments may use fewer",
-                                default=None, ge=1)  # fmt: skip
-    price_per_gpu_hour: float | None = _amount("USD per GPU and hour", "price", default=None, ge=0)
+                                default=None, ge=1, le=MOST_GPUS)  # fmt: skip
+    price_per_gpu_hour: float | None = _amount("USD per GPU and hour", "price",
+                                               default=None, ge=0, le=MOST_USD)  # fmt: skip
 
 
 def _knob_fields() -> dict[str, Any]:
@@ -127,7 +142,7 @@ def _knob_fields() -> dict[str, Any]:
     for knob in fields(Knobs):
         (kind,) = (a for a in get_args(hints[knob.name]) if a is not type(None))
         if get_origin(kind) is tuple:
-            kind = list[Annotated[int, Field(ge=1)]]
+            kind = list[Annotated[int, Field(ge=1, le=MOST_TOKENS)]]
         elif get_origin(kind) is not None:
             kind = dict[str, Any]
         unit, low, high = _RANGES.get(knob.name, (None, None, None))
@@ -157,9 +172,19 @@ _COUNTS = {
     "pipeline_parallel_size": "GPUs",
     "api_server_count": "processes",
 }
+_MOST = {
+    "requests": MOST_REQUESTS,
+    "tokens": MOST_TOKENS,
+    "steps": MOST_REQUESTS,
+    "bytes": 1e15,
+    "blocks": MOST_BLOCKS,
+    "replicas": MOST_GPUS,
+    "GPUs": MOST_GPUS,
+    "processes": MOST_GPUS,
+}
 _RANGES: dict[str, tuple[str | None, float | None, float | None]] = {
-    **{name: (unit, 1, None) for name, unit in _COUNTS.items()},
-    "long_prefill_token_threshold": ("tokens", 0, None),
+    **{name: (unit, 1, _MOST[unit]) for name, unit in _COUNTS.items()},
+    "long_prefill_token_threshold": ("tokens", 0, MOST_TOKENS),
     "watermark": ("share of the blocks", 0, 1),
     "gpu_memory_utilization": ("share of the memory", 0.01, 1),
     "optimization_level": ("level", 0, 3),
@@ -172,7 +197,7 @@ KnobsPart = create_model(
 
 
 def _slo_fields() -> dict[str, Any]:
-    latency = _amount("ms", "upper limit", default=None, ge=0)
+    latency = _amount("ms", "upper limit", default=None, ge=0, le=MOST_MS)
     share = _amount("share", "limit", default=None, ge=0, le=1)
     return {
         **dict.fromkeys(LATENCY_KEYS, (float | None, latency)),
@@ -202,17 +227,18 @@ class LaunchPart(Part):
         default_factory=dict,
         description="variables for the engine, beside Ridgeline's own; an empty text removes one",
     )
-    ready_s: float = _amount("seconds", "how long a start may take", default=900.0, gt=0)
+    ready_s: float = _amount("seconds", "how long a start may take", default=900.0, gt=0,
+                             le=DAY_S)  # fmt: skip
     resident: int | None = _amount(
         "engines", "kept up side by side, only one of them loaded at a time; needs explicit"
-        " kv_cache_memory_bytes, on GPUs also gpu_memory_utilization", default=None, ge=1,
+        " kv_cache_memory_bytes, on GPUs also gpu_memory_utilization", default=None, ge=1, le=1000,
     )  # fmt: skip
     start_together: bool = Field(
         True, description="start resident engines side by side, not one after another"
     )
     cold_s: float | None = _amount(
         "seconds", "first run of a fresh engine, kept apart and never merged; 0: none; as long as"
-        " a measured run unless given", default=None, ge=0, le=86_400,
+        " a measured run unless given", default=None, ge=0, le=DAY_S,
     )  # fmt: skip
 
 
@@ -234,8 +260,10 @@ class RatioPart(Part):
     """The claimed ratio of a metric, the first compared experiment over the second."""
 
     metric: Literal[METRICS]  # type: ignore[valid-type]
-    at_least: float | None = _amount("ratio", "claimed to be this or more", default=None, gt=0)
-    at_most: float | None = _amount("ratio", "claimed to be this or less", default=None, gt=0)
+    at_least: float | None = _amount("ratio", "claimed to be this or more",
+                                     default=None, gt=0, le=1e6)  # fmt: skip
+    at_most: float | None = _amount("ratio", "claimed to be this or less",
+                                    default=None, gt=0, le=1e6)  # fmt: skip
     is_: Literal["higher", "lower"] | None = Field(default=None, alias="is")
 
 
@@ -256,9 +284,11 @@ class FindingPart(Part):
 class PublishedRunPart(Part):
     """Published figures of one run."""
 
-    ttft_p95_ms: float | None = _amount("ms", "p95 TTFT", default=None, ge=0)
-    itl_p95_ms: float | None = _amount("ms", "p95 ITL", default=None, ge=0)
-    chunks_per_s: float | None = _amount("chunks per second", "all GPUs", default=None, ge=0)
+    ttft_p95_ms: float | None = _amount("ms", "p95 TTFT", default=None, ge=0, le=MOST_MS)
+    itl_p95_ms: float | None = _amount("ms", "p95 ITL", default=None, ge=0, le=MOST_MS)
+    chunks_per_s: float | None = _amount(
+        "chunks per second", "all GPUs", default=None, ge=0, le=1e12
+    )
     error_rate: float | None = _amount("share", "failed requests", default=None, ge=0, le=1)
 
 
@@ -272,7 +302,9 @@ class PublishedPart(Part):
 class StudyPart(Part):
     """A whole study file."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, title="Ridgeline study")
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, title="Ridgeline study"
+    )
 
     name: str = Field(pattern=NAME)
     model: str = Field(min_length=1, description="a model's name, or a folder with config.json")
@@ -287,6 +319,10 @@ class StudyPart(Part):
     baseline_name: str = Field("baseline", pattern=NAME)
     experiments: list[ExperimentPart] = Field(default_factory=list)
     repeats: int = _amount("runs of each experiment", "repeats", default=3, ge=1, le=100)
+    equal_within: float = _amount(
+        "share", "a difference that lies wholly inside it counts as none",
+        default=EQUAL_WITHIN, ge=0, le=0.5,
+    )  # fmt: skip
     published: PublishedPart | None = None
     findings: list[FindingPart] = Field(default_factory=list)
 
