@@ -18,10 +18,12 @@ from ridgeline.cli.output import INTERRUPTED, explain, say
 # Verb -> module, in the order of --help.
 VERBS = {
     "init": "ridgeline.cli.init",
+    "plan": "ridgeline.cli.plan",
     "study": "ridgeline.cli.study",
     "bench": "ridgeline.cli.bench",
     "report": "ridgeline.cli.report",
     "twin": "ridgeline.cli.twin",
+    "calibrate": "ridgeline.cli.calibrate",
     "schema": "ridgeline.cli.schema",
 }
 

@@ -2,18 +2,21 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 
 from ridgeline.domain.defaults import resolve
-from ridgeline.domain.errors import BadInput
+from ridgeline.domain.errors import BadInput, nearest
 from ridgeline.domain.hardware import gpu as find_gpu
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.model import shape as find_shape
 from ridgeline.domain.records import RecordSink, RunEvent
 from ridgeline.domain.run import ClientCheck, LiveFigures, RunFacts, Source, Watch, Window
 from ridgeline.engines.base import DrivePlan, Timeouts
+from ridgeline.twin.calibration import Fitted
+from ridgeline.twin.calibration import fit as fit_constants
 from ridgeline.twin.constants import Constants, priors_for
 from ridgeline.twin.fleet import Fleet, Twin, build_twin
 from ridgeline.twin.offer import Offer
@@ -26,7 +29,19 @@ from ridgeline.twin.results import (
     stuck,
 )
 
+__all__ = [
+    "CALIBRATION_SCHEMA", "FREE", "Fitted", "TwinEndpoint", "TwinEngine", "calibrated",
+    "fit_constants", "known_constants", "server_facts", "twin_of",
+]  # fmt: skip
+
 DEFAULT_RELEASE = "0.21"
+CALIBRATION_SCHEMA = 1
+# What a calibration on a host's own runs fits: launch times, gaps, the API server, two shares.
+FREE = (
+    "gemm_bandwidth_share", "gemm_flops_share", "step_gap_ns", "piecewise_launch_ns_per_layer",
+    "eager_launch_ns_per_layer", "update_ns_per_request", "receive_ns", "receive_ns_per_token",
+    "send_ns_per_chunk",
+)  # fmt: skip
 SLICE_NS = 5_000_000_000  # simulated time between two looks at the watch
 
 
@@ -60,6 +75,24 @@ def twin_of(configuration: Configuration, constants: Constants | None = None) ->
     release = configuration.engine_version or DEFAULT_RELEASE
     knobs = resolve(configuration.knobs, gpu, shape, release)
     return build_twin(shape, gpu, knobs, constants or priors_for(gpu.name))
+
+
+def known_constants(configuration: Configuration) -> Constants:
+    """What a calibration on that GPU starts from, named for what it becomes."""
+    assert configuration.gpu is not None
+    return replace(priors_for(find_gpu(configuration.gpu).name), name="calibrated")
+
+
+def calibrated(configuration: Configuration, values: Mapping[str, float]) -> Constants:
+    """The constants of a calibration on top of the GPU's own. Raises BadInput for a bad name."""
+    base = known_constants(configuration)
+    for name, value in values.items():
+        if name not in FREE:
+            raise BadInput(f"no constant to calibrate{nearest(name, FREE)}", where=name)
+        if not value > 0:
+            raise BadInput(f"must be above 0, not {value:g}", where=name)
+    changes: dict[str, Any] = dict(values)
+    return replace(base, **changes)
 
 
 class TwinEndpoint:

@@ -1,0 +1,85 @@
+"""`ridgeline calibrate`: fit the digital twin to a host's own measured runs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ridgeline.cli.output import say, show, write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ridgeline.experiment.calibrating import Calibration
+
+NAMES = {
+    "output_tokens_per_s": "output tokens/s",
+    "itl_mean_s": "ITL mean", "itl_p50_s": "ITL p50", "itl_p95_s": "ITL p95",
+    "ttft_mean_s": "TTFT mean", "ttft_p50_s": "TTFT p50", "ttft_p95_s": "TTFT p95",
+}  # fmt: skip
+
+
+def calibrate(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of measured runs, or of whole studies."),
+    ],
+    *,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the calibration file; - is stdout.")
+    ] = None,
+) -> int:
+    """Fit the twin's host constants to measured runs and say how well they fit.
+
+    A study file names the result: `twin: {calibration: FILE}`.
+    """
+    from ridgeline.experiment.calibrating import (  # noqa: PLC0415
+        calibrate as fitted,
+    )
+    from ridgeline.experiment.calibrating import read_observations  # noqa: PLC0415
+
+    observations = read_observations(runs)
+    say(f"{len(observations)} configurations, {sum(o.repeats for o in observations)} runs")
+    found = fitted(observations, say)
+    write_json(json, found.to_json())
+    show(_constants(found), _figures(found), to_stderr=json == "-")
+    if len(found.observations) < 3:
+        say("few configurations: one with eager mode, one with a small and one with a large batch")
+    if json not in (None, "-"):
+        say(f"written: {json} (in a study file: `twin: {{calibration: {json}}}`)")
+    return 0
+
+
+def _constants(found: "Calibration") -> "Table":
+    from rich.table import Table  # noqa: PLC0415
+
+    from ridgeline.report.numbers import significant  # noqa: PLC0415
+
+    table = Table(title=f"Constants of {found.gpu}", title_justify="left", box=None, pad_edge=False)
+    for head in ("constant", "value", "error", ""):
+        table.add_column(head, justify="right" if head in ("value", "error") else "left")
+    for name, value in found.constants.items():
+        known = name in found.informed
+        table.add_row(
+            name,
+            significant(value),
+            f"{found.errors[name]:.0%}" if known else "-",
+            "" if known else "not informed by these runs: the prior stays",
+        )
+    return table
+
+
+def _figures(found: "Calibration") -> "Table":
+    from rich.table import Table  # noqa: PLC0415
+
+    from ridgeline.experiment.calibrating import errors_of  # noqa: PLC0415
+
+    table = Table(
+        title="Mean error on the runs it was fitted to", title_justify="left", box=None,
+        pad_edge=False,
+    )  # fmt: skip
+    for head in ("figure", "prior", "calibrated", "runs"):
+        table.add_column(head, justify="left" if head == "figure" else "right")
+    for name, (before, after, count) in errors_of(found).items():
+        table.add_row(NAMES[name], f"{before:.0%}", f"{after:.0%}", str(count))
+    return table

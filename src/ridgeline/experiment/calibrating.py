@@ -1,0 +1,260 @@
+"""Fits the twin's host constants to measured runs, and says how well that went.
+
+What is fitted is a property of a host and a GPU, not of a run: launch times, the time between two
+steps, what the API server costs, and the two efficiencies that decide decode and prefill. Runs of
+the same configuration and load (repeats) are merged first. A constant about which the runs say
+nothing keeps its start and is reported as not informed.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ridgeline.domain.errors import BadInput
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.metrics import Sample, take_sample, throughput
+from ridgeline.domain.records import Floats, MemorySink
+from ridgeline.domain.run import SilentWatch
+from ridgeline.domain.workload import Workload
+from ridgeline.engines.base import DrivePlan
+from ridgeline.engines.twin import (
+    CALIBRATION_SCHEMA,
+    FREE,
+    TwinEngine,
+    fit_constants,
+    known_constants,
+)
+from ridgeline.store.run_directory import StoredRun, is_finished, read_run
+from ridgeline.workload.schedule import Schedule, draw_schedule
+
+# Figures that are held against each other, and the error that is expected of each (a logarithm).
+FIGURES: Mapping[str, float] = {
+    "output_tokens_per_s": 0.04,
+    "itl_mean_s": 0.07, "itl_p50_s": 0.05, "itl_p95_s": 0.20,
+    "ttft_mean_s": 0.15, "ttft_p50_s": 0.15, "ttft_p95_s": 0.20,
+}  # fmt: skip
+PULL = 0.8  # hosts differ more than the kernels of one GPU: a wide start, as a logarithm
+Said = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What was measured of one configuration under one load (the mean over its repeats).
+
+    `prompt_extra`: tokens that the server counted above what was planned (the chat template).
+    `kv_tokens`: the pool's size by the engine's own log, None when not known.
+    """
+
+    name: str
+    configuration: Configuration
+    workload: Workload
+    figures: Mapping[str, float]
+    prompt_extra: int = 0
+    kv_tokens: int | None = None
+    repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Fitted constants, their standard errors (shares), and figures before and after by run."""
+
+    gpu: str
+    model: str
+    constants: Mapping[str, float]
+    errors: Mapping[str, float]
+    observations: tuple[Observation, ...]
+    before: tuple[Mapping[str, float], ...]
+    after: tuple[Mapping[str, float], ...]
+
+    @property
+    def informed(self) -> tuple[str, ...]:
+        """Constants about which the runs say more than the prior did."""
+        return tuple(n for n, e in self.errors.items() if e < 0.8 * PULL)
+
+    def to_json(self) -> dict[str, Any]:
+        """The calibration file."""
+        return {
+            "schema": CALIBRATION_SCHEMA,
+            "gpu": self.gpu,
+            "model": self.model,
+            "constants": dict(self.constants),
+            "errors": dict(self.errors),
+            "informed": list(self.informed),
+            "runs": [
+                {"name": o.name, "repeats": o.repeats, "measured": dict(o.figures),
+                 "before": dict(b), "after": dict(a)}
+                for o, b, a in zip(self.observations, self.before, self.after, strict=True)
+            ],
+        }  # fmt: skip
+
+
+def read_observations(folders: Iterable[Path]) -> tuple[Observation, ...]:
+    """The measured runs under the given folders (runs, or studies that hold runs).
+
+    Raises BadInput when there is nothing to learn from: no runs, twins only, no known GPU.
+    """
+    runs: list[StoredRun] = []
+    twins = unknown = 0
+    for folder in folders:
+        for run in _runs_in(folder):
+            if not run.valid or run.facts is None or run.summary is None:
+                continue
+            twins += run.facts.source == "twin"
+            unknown += run.facts.source != "twin" and run.meta.configuration.gpu is None
+            if run.facts.source != "twin" and run.meta.configuration.gpu is not None:
+                runs.append(run)
+    if not runs:
+        why = "no valid run was found"
+        if twins:
+            why = f"all {twins} valid runs are twins: a twin cannot be calibrated on itself"
+        elif unknown:
+            why = f"{unknown} runs do not say on which GPU they ran"
+        raise BadInput(why, where="calibrate", fix="give runs of a real engine on a known GPU")
+    groups: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        same = replace(run.meta.workload, seed=0)
+        groups.setdefault(repr((run.meta.configuration, same)), []).append(run)
+    found = tuple(_observation(group) for group in groups.values())
+    places = {(o.configuration.gpu, o.configuration.model) for o in found}
+    if len({gpu for gpu, _ in places}) > 1:
+        raise BadInput(
+            f"the runs are from several GPUs: {', '.join(sorted(str(g) for g, _ in places))}",
+            where="calibrate",
+            fix="calibrate each by itself",
+        )
+    return found
+
+
+def _runs_in(folder: Path) -> list[StoredRun]:
+    if is_finished(folder):
+        return [read_run(folder)]
+    if not folder.is_dir():
+        raise BadInput("there is no such folder", where=str(folder))
+    inside = sorted(p for p in folder.iterdir() if p.is_dir() and is_finished(p))
+    if not inside:
+        raise BadInput("holds no finished run", where=str(folder))
+    return [read_run(p) for p in inside]
+
+
+def _observation(group: Sequence[StoredRun]) -> Observation:
+    first = group[0]
+    extra, columns = [], []
+    for run in group:
+        records = run.records()
+        assert run.facts is not None
+        sample = take_sample(records, run.facts.window)
+        columns.append(_figures(sample, throughput(records, sample, 1).output_tokens_per_s))
+        over = records.prompt_tokens - records.planned_prompt_tokens
+        extra.append(float(np.nanmedian(over)) if np.isfinite(over).any() else 0.0)
+    names = [n for n in FIGURES if all(n in c for c in columns)]
+    facts = first.facts
+    tokens = None if facts is None else facts.server.get("kv_tokens")
+    return Observation(
+        first.meta.experiment,
+        first.meta.configuration,
+        first.meta.workload,
+        {n: float(np.exp(np.mean([np.log(c[n]) for c in columns]))) for n in names},
+        round(float(np.median(extra))),
+        tokens if isinstance(tokens, int) else None,
+        len(group),
+    )
+
+
+def _figures(sample: Sample, tokens_per_s: float | None) -> dict[str, float]:
+    """Figures above 0 that the sample has."""
+    found = {"output_tokens_per_s": tokens_per_s or 0.0}
+    for name in ("itl", "ttft"):
+        values = sample.percentiles(f"{name}_s")
+        for statistic in ("mean", "p50", "p95"):
+            found[f"{name}_{statistic}_s"] = getattr(values, statistic) or 0.0
+    return {n: v for n, v in found.items() if v > 0}
+
+
+def simulate(observation: Observation, constants: Any) -> dict[str, float]:
+    """The same figures of the twin with such constants."""
+    configuration = replace(observation.configuration, engine="twin")
+    if observation.kv_tokens is not None:
+        block = configuration.knobs.block_size or 16
+        blocks = observation.kv_tokens // block + 1
+        knobs = replace(configuration.knobs, num_gpu_blocks_override=blocks)
+        configuration = replace(configuration, knobs=knobs)
+    sink = MemorySink()
+    schedule = _longer(draw_schedule(observation.workload), observation.prompt_extra)
+    with TwinEngine(constants).start(configuration) as endpoint:
+        facts = endpoint.drive(DrivePlan(schedule, "calibrate"), sink, SilentWatch())
+    records = sink.records()
+    sample = take_sample(records, facts.window)
+    return _figures(sample, throughput(records, sample, 1).output_tokens_per_s)
+
+
+def _longer(schedule: Schedule, extra: int) -> Schedule:
+    """Prompts as long as the server counted them."""
+    prompts = np.maximum(schedule.prompt_tokens + np.int32(extra), 1)
+    return replace(schedule, prompt_tokens=prompts)
+
+
+def calibrate(
+    observations: Sequence[Observation],
+    said: Said = lambda what: None,
+    names: Sequence[str] = FREE,
+) -> Calibration:
+    """Fit the named constants to the observations, which are of one GPU."""
+    first = observations[0].configuration
+    base = known_constants(first)
+    count = 0
+
+    def residuals(constants: Any) -> Floats:
+        nonlocal count
+        count += 1
+        if count % 20 == 0:
+            said(f"fitting: {count} evaluations of {len(observations)} configurations")
+        return np.array(
+            [
+                np.log(found[name] / value) / FIGURES[name] if name in found else 5.0
+                for observation, found in ((o, simulate(o, constants)) for o in observations)
+                for name, value in observation.figures.items()
+            ]
+        )
+
+    fitted = fit_constants(base, names, residuals, pull=PULL)
+    return Calibration(
+        gpu=str(first.gpu),
+        model=first.model,
+        constants=fitted.values,
+        errors=fitted.errors,
+        observations=tuple(observations),
+        before=tuple(simulate(o, base) for o in observations),
+        after=tuple(simulate(o, fitted.constants) for o in observations),
+    )
+
+
+def errors_of(calibration: Calibration) -> dict[str, tuple[float, float, int]]:
+    """By figure: mean absolute error before and after the fit, and over how many runs."""
+    found = {}
+    for name in FIGURES:
+        rows = [
+            (b.get(name, np.nan) / o.figures[name] - 1, a.get(name, np.nan) / o.figures[name] - 1)
+            for o, b, a in zip(
+                calibration.observations, calibration.before, calibration.after, strict=True
+            )
+            if name in o.figures
+        ]
+        if rows:
+            mean = np.nanmean(np.abs(rows), axis=0)
+            found[name] = (float(mean[0]), float(mean[1]), len(rows))
+    return found
+
+
+def read_calibration(path: Path) -> dict[str, float]:
+    """The constants of a calibration file. Raises BadInput for one that is none."""
+    try:
+        body = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot be read: {error}", where=str(path)) from None
+    if not isinstance(body, dict) or body.get("schema") != CALIBRATION_SCHEMA:
+        raise BadInput("is no calibration file", where=str(path), fix="ridgeline calibrate RUN...")
+    return {str(n): float(v) for n, v in body["constants"].items()}

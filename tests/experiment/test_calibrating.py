@@ -1,0 +1,135 @@
+"""A calibration must find constants that are known, and refuse what teaches it nothing."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ridgeline.cli.main import run
+from ridgeline.domain.errors import BadInput
+from ridgeline.domain.knobs import Configuration, Knobs
+from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
+from ridgeline.engines.twin import calibrated, known_constants
+from ridgeline.experiment.calibrating import (
+    Observation,
+    calibrate,
+    errors_of,
+    read_calibration,
+    read_observations,
+    simulate,
+)
+
+LOAD = Workload(
+    Arrivals(users=24), Prompts(Lengths(128, 0.5)), Outputs(Lengths(32, 0.5)),
+    duration_s=4.0, warmup_s=1.0, seed=3,
+)  # fmt: skip
+STUDY = """
+name: small
+model: Qwen/Qwen3-4B
+engine: twin
+hardware: {gpu: H200-SXM}
+workload:
+  arrivals: {users: 16}
+  prompts: {tokens: {min: 64, max: 192}}
+  output_tokens: {min: 16, max: 32}
+  duration_s: 5
+  warmup_s: 1
+baseline: {max_num_seqs: 16, max_model_len: 4096}
+experiments: [{name: eager, set: {enforce_eager: true}}]
+repeats: 1
+"""
+
+
+def observation(name, constants, **knobs):
+    given = Knobs(max_model_len=4096, max_num_seqs=16).with_changes(knobs)
+    configuration = Configuration("Qwen3-4B", given, "vllm", gpu="H200-SXM")
+    blank = Observation(name, configuration, LOAD, {})
+    return replace(blank, figures=simulate(blank, constants))
+
+
+def test_known_constants_are_found_and_the_others_stay():
+    """The measured figures come from a twin that launches half as fast, with gaps of 1 ms."""
+    start = known_constants(Configuration("Qwen3-4B", Knobs(), gpu="H200-SXM"))
+    truth = replace(
+        start,
+        eager_launch_ns_per_layer=2 * start.eager_launch_ns_per_layer,
+        step_gap_ns=1_000_000.0,
+    )
+    seen = [observation("graphs", truth), observation("eager", truth, enforce_eager=True)]
+    names = ("eager_launch_ns_per_layer", "step_gap_ns", "send_ns_per_chunk")
+    found = calibrate(seen, names=names)
+    assert found.constants["eager_launch_ns_per_layer"] == pytest.approx(
+        truth.eager_launch_ns_per_layer, rel=0.1
+    )
+    assert found.constants["step_gap_ns"] == pytest.approx(1_000_000, rel=0.15)
+    before, after, runs = errors_of(found)["itl_p50_s"]
+    assert runs == 2
+    assert before > 0.15
+    assert after < 0.03
+    body = found.to_json()
+    assert json.loads(json.dumps(body)) == body
+
+
+def test_a_constant_that_no_run_touches_is_not_informed():
+    """Without eager mode and with every step in a graph nothing can be said of eager launches."""
+    start = known_constants(Configuration("Qwen3-4B", Knobs(), gpu="H200-SXM"))
+    seen = [observation("graphs", start, max_num_seqs=256, max_cudagraph_capture_size=1024)]
+    found = calibrate(seen, names=("eager_launch_ns_per_layer", "step_gap_ns"))
+    assert "eager_launch_ns_per_layer" not in found.informed
+    assert "step_gap_ns" in found.informed
+    assert found.constants["eager_launch_ns_per_layer"] == pytest.approx(
+        start.eager_launch_ns_per_layer, rel=0.02
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Twin runs on disk, and the same as if they had been measured."""
+    folder = tmp_path_factory.mktemp("calibrate")
+    (folder / "study.yaml").write_text(STUDY)
+    assert run(["study", str(folder / "study.yaml"), "--out", str(folder / "runs"), "--quiet"]) == 0
+    return folder / "runs"
+
+
+def test_twins_teach_nothing(runs):
+    with pytest.raises(BadInput, match="a twin cannot be calibrated on itself"):
+        read_observations([runs])
+    assert run(["calibrate", str(runs)]) == 2
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="holds no finished run"):
+        read_observations([tmp_path])
+    with pytest.raises(BadInput, match="no such folder"):
+        read_observations([tmp_path / "missing"])
+
+
+def test_stored_runs_are_read_with_their_lengths_and_repeats(runs, tmp_path):
+    for name in ("baseline-r1", "eager-r1"):
+        path = runs / name / "run.json"
+        body = json.loads(path.read_text())
+        body["facts"]["source"] = "measured"
+        body["facts"]["server"]["kv_tokens"] = 640_000
+        path.write_text(json.dumps(body))
+    base, eager = sorted(read_observations([runs]), key=lambda o: o.name)
+    assert (base.name, eager.name, base.repeats) == ("baseline", "eager", 1)
+    assert (base.prompt_extra, base.kv_tokens) == (0, 640_000)
+    assert eager.figures["itl_p50_s"] > 3 * base.figures["itl_p50_s"]
+    # What was "measured" is what the twin says of itself.
+    start = known_constants(base.configuration)
+    assert simulate(base, start)["itl_p50_s"] == pytest.approx(base.figures["itl_p50_s"], rel=1e-6)
+
+
+def test_a_calibration_file_is_checked(tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text('{"schema": 1, "constants": {"step_gap_ns": 500000}}')
+    configuration = Configuration("Qwen3-4B", Knobs(), gpu="H200-SXM")
+    found = calibrated(configuration, read_calibration(path))
+    assert (found.name, found.step_gap_ns) == ("calibrated", 500_000)
+    with pytest.raises(BadInput, match="did you mean"):
+        calibrated(configuration, {"step_gap": 1.0})
+    with pytest.raises(BadInput, match="above 0"):
+        calibrated(configuration, {"step_gap_ns": 0.0})
+    path.write_text("{}")
+    with pytest.raises(BadInput, match="no calibration file"):
+        read_calibration(path)
