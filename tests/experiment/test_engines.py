@@ -21,12 +21,12 @@ from ridgeline.engines.beside import Beside
 from ridgeline.engines.resident import ResidentEngine
 from ridgeline.experiment import verdict
 from ridgeline.experiment.engines import BLOCKS_NOTE, COLD_NOTE, arrange
+from ridgeline.experiment.ledger import judge_study_again
 from ridgeline.experiment.plan import Plan, PlannedExperiment, PlannedRun, plan_runs
 from ridgeline.experiment.results import load_results
 from ridgeline.experiment.runner import (
     Outcome,
     SilentStudyWatch,
-    judge_study_again,
     run_plan,
 )
 from ridgeline.experiment.verdict import Doubt, Evidence, judge

@@ -9,11 +9,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 from experiment_fakes import FakeEngine, killed, twin_like
 
 from ridgeline.domain.errors import BadInput, RunFailed, StoreError
+from ridgeline.domain.hardware import gpu
 from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.records import RecordSink
 from ridgeline.domain.run import SilentWatch, Watch
@@ -21,11 +23,14 @@ from ridgeline.domain.slo import parse_slo
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.experiment import plan as plan_module
 from ridgeline.experiment import runner as runner_module
+from ridgeline.experiment.ledger import recover_study
 from ridgeline.experiment.plan import Plan, PlannedExperiment, PlannedRun, plan_runs
+from ridgeline.experiment.protocol import bounds_of
 from ridgeline.experiment.results import load_results, to_json
-from ridgeline.experiment.runner import SilentStudyWatch, recover_study, run_plan
-from ridgeline.store.run_directory import StoredRun, read_run
+from ridgeline.experiment.runner import SilentStudyWatch, run_plan
+from ridgeline.store.run_directory import StoredRun, read_run, write_run
 from ridgeline.store.study_directory import StudyDirectory
+from ridgeline.workload.schemas import schema_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -51,13 +56,20 @@ def plan(repeats: int = 2, engine: str = "fake", **speeds: int) -> Plan:
     return Plan("s", "study", experiments[0].name, experiments, parse_slo(""), repeats)
 
 
-def go(the_plan: Plan, folder: Path, engine: FakeEngine, watch: SilentStudyWatch | None = None):  # type: ignore[no-untyped-def]
+def go(  # type: ignore[no-untyped-def]
+    the_plan: Plan,
+    folder: Path,
+    engine: FakeEngine,
+    watch: SilentStudyWatch | None = None,
+    whole: Plan | None = None,
+):
     return run_plan(
         the_plan,
         StudyDirectory(folder),
         lambda name: engine,
         watch or SilentStudyWatch(),
         command="ridgeline study s.yaml",
+        whole=whole,
     )
 
 
@@ -391,3 +403,179 @@ def test_a_damaged_run_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "b-r1" / "requests.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(StoreError, match=r"requests\.parquet"):
         read_run(tmp_path / "b-r1").records()
+
+
+def measured_at(folder: Path, run_id: str, when: str, **server: object) -> None:
+    """Rewrite when a stored run was measured, and what its server told about itself."""
+    run = read_run(folder / run_id)
+    assert run.facts is not None
+    facts = replace(run.facts, server={**run.facts.server, **server})
+    write_run(replace(run, meta=replace(run.meta, started_at=when), facts=facts))
+
+
+EARLY, SOON, LATE = (
+    "2026-03-01T10:00:00+00:00", "2026-03-01T10:20:00+00:00", "2026-03-02T12:00:00+00:00",
+)  # fmt: skip
+
+
+def test_targets_and_prices_judge_again_and_measure_nothing(tmp_path: Path) -> None:
+    go(plan(repeats=1), tmp_path, FakeEngine())
+    dearer = plan(repeats=1)
+    experiments = tuple(
+        replace(e, configuration=replace(e.configuration, price_per_gpu_hour=4.0))
+        for e in dearer.experiments
+    )
+    again = FakeEngine()
+    before = read_run(tmp_path / "a-r1").summary
+    slo = parse_slo("itl_p50_ms=0.001")
+    go(replace(dearer, experiments=experiments, slo=slo), tmp_path, again)
+    assert again.started == []
+    after = read_run(tmp_path / "a-r1")
+    assert before is not None
+    assert after.summary is not None
+    assert after.summary.slo[0].met is False
+    assert after.meta.slo == slo
+    assert after.summary.cost.usd_per_million_output_tokens == pytest.approx(
+        2 * (before.cost.usd_per_million_output_tokens or 0)
+    )
+    assert after.summary.itl_s == before.itl_s
+
+
+def test_another_shape_in_the_models_folder_is_another_measurement(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"num_hidden_layers": 4}')
+
+    def prints(engine: str) -> list[str]:
+        experiments = tuple(
+            replace(e, configuration=replace(e.configuration, model=str(model)))
+            for e in plan(engine=engine).experiments
+        )
+        return [
+            r.fingerprint for r in plan_runs(replace(plan(engine=engine), experiments=experiments))
+        ]
+
+    before = prints("twin"), prints("vllm")
+    (model / "model.safetensors").write_bytes(b"x" * 10)
+    assert prints("twin") == before[0]  # a twin reads the shape only
+    assert not set(prints("vllm")) & set(before[1])
+    (model / "config.json").write_text('{"num_hidden_layers": 9}')
+    assert not set(prints("twin")) & set(before[0])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        plan(repeats=1, a=100, b=200, c=300),
+        plan(repeats=2, a=100, c=300),
+        plan(repeats=1, a=100),
+    ],
+)
+def test_what_is_on_disk_stays_in_the_index(tmp_path: Path, part: Plan) -> None:
+    """Fewer repeats, or only some experiments: the rest is no part of this run, but not gone."""
+    whole = plan(repeats=2, a=100, b=200, c=300)
+    go(whole, tmp_path, FakeEngine())
+    before = figures(load_results(tmp_path))
+    engine = FakeEngine()
+    outcome = go(part, tmp_path, engine, whole=whole)
+    assert engine.started == []
+    assert set(outcome.index.runs) == {f"{n}-r{r}" for n in "abc" for r in (1, 2)}
+    assert set(outcome.index.order) == set(outcome.index.runs)
+    assert set(outcome.planned) == {r.run_id for r in plan_runs(part)}
+    assert json.dumps(figures(load_results(tmp_path))) == json.dumps(before)
+
+
+def test_runs_of_an_earlier_study_file_are_shown_and_not_compared(tmp_path: Path) -> None:
+    go(plan(repeats=3, a=100, b=200, c=300), tmp_path, FakeEngine())
+    edited = plan(repeats=2, a=100, b=250)  # another b, no c, fewer repeats
+    outcome = go(edited, tmp_path, FakeEngine())
+    outdated = {r for r, e in outcome.index.runs.items() if e.outdated}
+    assert outdated == {"b-r3", "c-r1", "c-r2", "c-r3"}
+    result = load_results(tmp_path)
+    b, c = result.experiment("b"), result.experiment("c")
+    assert b is not None
+    assert c is not None
+    assert sorted(b.valid) == [1, 2]
+    assert b.configuration is not None
+    assert b.configuration.knobs.max_num_seqs == 250
+    assert c.void
+    assert c.summary is not None
+    assert "earlier study file" in (c.failure or "")
+    assert c.against_baseline == {}
+    jsonschema.validate(json.loads(json.dumps(to_json(result))), schema_of("study-result"))
+
+
+def test_repeats_on_another_build_are_not_merged_with_those_before(tmp_path: Path) -> None:
+    go(plan(repeats=3), tmp_path, FakeEngine())
+    for run in ("a-r1", "b-r1"):
+        measured_at(tmp_path, run, EARLY, version="0.21.0")
+    for run in ("a-r2", "b-r2", "a-r3", "b-r3"):
+        measured_at(tmp_path, run, LATE, version="0.33.1")
+    result = load_results(tmp_path)
+    for name in "ab":
+        found = result.experiment(name)
+        assert found is not None
+        assert sorted(found.valid) == [2, 3]
+        assert found.left_out == {
+            f"{name}-r1": "measured on fake 0.21.0, later repeats on fake 0.33.1"
+        }
+    b = result.experiment("b")
+    assert b is not None
+    assert b.against_baseline["itl_s.p50"].pairs == 2
+
+
+def test_an_experiment_on_another_build_than_the_baseline_is_not_compared(tmp_path: Path) -> None:
+    """Added after the engine was upgraded: its difference would be the upgrade's as well."""
+    go(plan(repeats=2), tmp_path, FakeEngine())
+    for repeat in (1, 2):
+        measured_at(tmp_path, f"a-r{repeat}", EARLY, version="0.21.0")
+        measured_at(tmp_path, f"b-r{repeat}", SOON, version="0.33.1")
+    result = load_results(tmp_path)
+    b = result.experiment("b")
+    assert b is not None
+    assert b.against_baseline == {}
+    assert b.summary is not None
+    assert "b was measured on fake 0.33.1 and a on fake 0.21.0: no pair" in result.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("when", "start", "words"),
+    [
+        (SOON, 7.0, None),
+        (LATE, 7.0, "a are not interleaved in repeat 1: measured up to 26 h apart;"),
+        (SOON, 8.0, "20 min apart and another start of the server lies between;"),
+    ],
+)
+def test_pairs_that_lie_far_apart_are_told(
+    tmp_path: Path, when: str, start: float, words: str | None
+) -> None:
+    the_plan = plan(repeats=2)
+    experiments = tuple(
+        replace(e, configuration=replace(e.configuration, url="http://127.0.0.1:1"))
+        for e in the_plan.experiments
+    )
+    go(replace(the_plan, experiments=experiments), tmp_path, FakeEngine())
+    for run in ("a-r1", "a-r2", "b-r2"):
+        measured_at(tmp_path, run, EARLY, process_starts=[7.0])
+    measured_at(tmp_path, "b-r1", when, process_starts=[start])
+    warnings = load_results(tmp_path).warnings
+    assert len(warnings) == (words is not None)
+    assert words is None or words in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "precision"),
+    [
+        (None, "bf16"), ("fp8", "fp8"), ("modelopt", "fp8"), ("modelopt_fp4", "fp4"),
+        ("fbgemm_fp8", "fp8"), ("awq", "bf16"),
+    ],
+)  # fmt: skip
+def test_the_roof_does_not_depend_on_how_a_quantisation_is_spelled(
+    quantization: str | None, precision: str
+) -> None:
+    configuration = Configuration("m", Knobs(quantization=quantization), gpu="B200")
+    bounds = bounds_of(configuration)
+    assert bounds is not None
+    assert bounds.flops_per_s == gpu("B200").peak_flops(precision)
+    unknown = replace(configuration, knobs=Knobs(quantization="brand_new"))
+    assert bounds_of(unknown) is None

@@ -116,9 +116,7 @@ def _planned_run(
         workload=workload,
         slo=plan.slo,
         endpoint=plan.endpoint,
-        fingerprint=fingerprint(
-            experiment.configuration, workload, plan.slo, plan.endpoint, versions
-        ),
+        fingerprint=fingerprint(experiment.configuration, workload, plan.endpoint, versions),
         versions=versions,
     )
 
@@ -139,20 +137,39 @@ def file_name(name: str) -> str:
 def fingerprint(
     configuration: Configuration,
     workload: Workload,
-    slo: Slo,
     endpoint: str,
     versions: Mapping[str, str],
 ) -> str:
-    """Equal for runs that are the same measurement: 16 hex digits of a SHA-256."""
+    """Equal for runs that are the same measurement: 16 hex digits of a SHA-256.
+
+    Targets and prices are left out: they judge a measurement and change nothing in it.
+    """
     body = {
-        "configuration": to_plain(configuration),
+        "configuration": to_plain(replace(configuration, price_per_gpu_hour=None)),
+        "model_files": model_digest(configuration),
         "workload": to_plain(workload),
-        "slo": to_plain(slo),
         "endpoint": endpoint,
         "versions": dict(versions),
     }
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def model_digest(configuration: Configuration) -> str | None:
+    """12 hex digits over a model that is a folder here, None for a name.
+
+    The shape in config.json decides what a twin answers; for an engine that loads the weights
+    their files count too, by name and size.
+    """
+    path = Path(configuration.model)
+    if not path.exists():
+        return None
+    config = path / "config.json" if path.is_dir() else path
+    digest = hashlib.sha256(config.read_bytes() if config.is_file() else b"")
+    if path.is_dir() and configuration.engine != "twin":
+        for file in sorted(f for f in path.rglob("*") if f.is_file()):
+            digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
+    return digest.hexdigest()[:12]
 
 
 def versions_for(engine: str) -> dict[str, str]:

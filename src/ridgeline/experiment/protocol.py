@@ -4,16 +4,19 @@ A measured run writes its records to a journal as they come. A twin's run does n
 second of computing and can be had again, so its records go to the tables at once.
 """
 
+import contextlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ridgeline.domain.accounting import Bounds
+from ridgeline.domain.defaults import WEIGHT_FORMATS
 from ridgeline.domain.errors import BadInput, RidgelineError, StoreError
 from ridgeline.domain.hardware import gpu
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import summarise
+from ridgeline.domain.model import shape
 from ridgeline.domain.records import MemorySink, RecordSink, RunRecords, records_from_requests
 from ridgeline.domain.run import ClientCheck, RunFacts, Source, Watch, Window
 from ridgeline.domain.summary import Summary, VerdictFigures
@@ -232,10 +235,38 @@ def bounds_of(configuration: Configuration) -> Bounds | None:
         return None
     try:
         found = gpu(configuration.gpu)
-        precision = "fp8" if (configuration.knobs.quantization or "").startswith("fp8") else "bf16"
-        return Bounds(found.peak_flops(precision), found.bandwidth_bytes_per_s)
+        return Bounds(
+            found.peak_flops(weight_precision(configuration)), found.bandwidth_bytes_per_s
+        )
     except BadInput:
         return None
+
+
+# Quantisations of real engines beyond those that the twin models: what their linear layers compute
+# in. Weights that are only stored small (AWQ, GPTQ) are multiplied in 16 bits.
+_COMPUTES_IN = {
+    "fbgemm_fp8": "fp8", "ptpc_fp8": "fp8",
+    "awq": "bf16", "awq_marlin": "bf16", "gptq": "bf16", "gptq_marlin": "bf16",
+    "bitsandbytes": "bf16", "gguf": "bf16",
+}  # fmt: skip
+
+
+def weight_precision(configuration: Configuration) -> str:
+    """Precision that the linear layers compute in: "bf16", "fp8" or "fp4", however it is spelled.
+
+    Raises BadInput for a quantisation whose arithmetic is not known.
+    """
+    method = configuration.knobs.quantization
+    if method is None:
+        with contextlib.suppress(BadInput):  # a model that is only a name at an endpoint
+            method = shape(configuration.model).weight_format
+    if method is None:
+        return "bf16"
+    if method in WEIGHT_FORMATS:
+        return WEIGHT_FORMATS[method][0]
+    if method in _COMPUTES_IN:
+        return _COMPUTES_IN[method]
+    raise BadInput(f"what {method} computes in is not known", where="quantization")
 
 
 def rebuilt_facts(meta: RunMeta, sink: MemorySink) -> RunFacts | None:

@@ -4,21 +4,23 @@ Reads the store only; nothing is measured or simulated here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.summary import Summary
 from ridgeline.experiment.findings import FindingResult, hold_against
-from ridgeline.experiment.runner import recover_study
+from ridgeline.experiment.ledger import recover_study
+from ridgeline.experiment.pairs import comparable, far_apart, on_another_build, refused
 from ridgeline.experiment.statistics import Difference, compare, merge
 from ridgeline.store.codec import to_plain
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
 from ridgeline.store.study_directory import ExperimentEntry, RunEntry, StudyDirectory, StudyIndex
-from ridgeline.workload.study import Finding, Study
+from ridgeline.workload.study import EQUAL_WITHIN, Finding, Study
 
 RESULT_SCHEMA = 1
+OUTDATED = "measured under an earlier study file or version: shown, not compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class ExperimentResult:
 
     `summary` is that of its valid runs, merged. Without a valid run it is that of its last run
     with figures and `void` is True: shown, never compared; None when no run has figures.
+    `left_out`: runs that are valid in themselves but no part of this result, with the reason.
     """
 
     name: str
@@ -37,32 +40,40 @@ class ExperimentResult:
     entries: tuple[RunEntry, ...]
     stored: tuple[StoredRun, ...]
     against_baseline: Mapping[str, Difference]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def counted(self) -> dict[int, StoredRun]:
+        """Its valid runs by repeat, without those that are left out."""
+        return {
+            run.meta.repeat: run
+            for run in self.stored
+            if run.valid and run.summary is not None and run.meta.run_id not in self.left_out
+        }
 
     @property
     def valid(self) -> dict[int, Summary]:
-        """Summaries of its valid runs by repeat."""
-        return {
-            run.meta.repeat: run.summary
-            for run in self.stored
-            if run.valid and run.summary is not None
-        }
+        """Summaries of those runs by repeat."""
+        return {n: run.summary for n, run in self.counted.items() if run.summary is not None}
 
     @property
     def failure(self) -> str | None:
         """Why there is nothing to compare; None when there is."""
         if self.summary is not None and not self.void:
             return None
-        reasons = dict.fromkeys(e.reason for e in self.entries if e.reason)
+        told = [e.reason for e in self.entries if e.reason]
+        reasons = dict.fromkeys([*told, *self.left_out.values()])
         return "; ".join(reasons) or "not run yet"
 
 
 @dataclass(frozen=True, slots=True)
 class StudyResult:
-    """Everything that a study found."""
+    """Everything that a study found. `warnings` are about how its pairs were measured."""
 
     index: StudyIndex
     experiments: tuple[ExperimentResult, ...]
     findings: tuple[FindingResult, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def experiment(self, name: str | None) -> ExperimentResult | None:
         """The experiment of that name."""
@@ -105,14 +116,21 @@ def results_of(
             stored[run_id] = read_run(folder)
     experiments = [_result(entry, index, stored) for entry in index.experiments]
     baseline = next((e for e in experiments if e.name == index.baseline), None)
+    within = EQUAL_WITHIN if study is None else study.equal_within
+    warnings: list[str] = []
     if baseline is not None:
-        experiments = [_compared(e, baseline) for e in experiments]
+        others = [e for e in experiments if e is not baseline]
+        told = [(refused(e.counted, baseline.counted), far_apart(e.counted, baseline.counted))
+                for e in others]  # fmt: skip
+        warnings = [text for pair in told for text in pair if text]
+        experiments = [_compared(e, baseline, within) for e in experiments]
     by_name = {e.name: e for e in experiments}
     findings = study.findings if study is not None else ()
     return StudyResult(
         index,
         tuple(experiments),
-        tuple(_held(f, by_name) for f in findings if {f.first, f.second} <= set(by_name)),
+        tuple(_held(f, by_name, within) for f in findings if {f.first, f.second} <= set(by_name)),
+        tuple(warnings),
     )
 
 
@@ -121,31 +139,60 @@ def _result(
 ) -> ExperimentResult:
     entries = tuple(r for r in index.runs.values() if r.experiment == entry.name)
     runs = tuple(stored[r.run_id] for r in entries if r.run_id in stored)
-    valid = [r.summary for r in runs if r.valid and r.summary is not None]
+    outdated = {r.run_id: OUTDATED for r in entries if r.outdated}
+    now = [run for run in runs if run.meta.run_id not in outdated]
+    left_out = {**outdated, **on_another_build(now)}
+    valid = [
+        r.summary
+        for r in runs
+        if r.valid and r.summary is not None and r.meta.run_id not in left_out
+    ]
     others = [r.summary for r in runs if r.summary is not None]
-    summary = merge(valid) if valid else (others[-1] if others else None)
     return ExperimentResult(
         name=entry.name,
         change=entry.change,
-        configuration=runs[0].meta.configuration if runs else None,
-        summary=summary,
+        configuration=(now or runs)[0].meta.configuration if runs else None,
+        summary=merge(valid) if valid else (others[-1] if others else None),
         void=not valid,
         entries=entries,
         stored=runs,
         against_baseline={},
+        left_out=left_out,
     )
 
 
-def _compared(experiment: ExperimentResult, baseline: ExperimentResult) -> ExperimentResult:
-    if experiment is baseline or not experiment.valid or not baseline.valid:
+Valid = dict[int, Summary]
+
+
+def _pairs(first: ExperimentResult, second: ExperimentResult) -> tuple[Valid, Valid]:
+    """The valid summaries of both by repeat, without pairs of different server builds."""
+    a, b = first.counted, second.counted
+    wrong = {r for r in set(a) & set(b) if not comparable(a[r], b[r])}
+    return (
+        {r: s for r, s in first.valid.items() if r not in wrong},
+        {r: s for r, s in second.valid.items() if r not in wrong},
+    )
+
+
+def _compared(
+    experiment: ExperimentResult, baseline: ExperimentResult, equal_within: float
+) -> ExperimentResult:
+    mine, base = _pairs(experiment, baseline)
+    if experiment is baseline or not mine or not base:
         return experiment
-    return replace(experiment, against_baseline=compare(baseline.valid, experiment.valid))
+    return replace(experiment, against_baseline=compare(base, mine, equal_within))
 
 
-def _held(finding: Finding, by_name: Mapping[str, ExperimentResult]) -> FindingResult:
+def _held(
+    finding: Finding, by_name: Mapping[str, ExperimentResult], equal_within: float
+) -> FindingResult:
     first, second = by_name[finding.first], by_name[finding.second]
+    why = refused(first.counted, second.counted)
+    a, b = _pairs(first, second)
+    if why is not None and not set(a) & set(b):
+        return FindingResult(finding, None, {}, why)
     merged = {e.name: e.summary for e in (first, second) if e.summary is not None and not e.void}
-    return hold_against(finding, first.valid, second.valid, merged)
+    return hold_against(finding, a, b, merged, equal_within)
 
 
 def to_json(result: StudyResult) -> dict[str, Any]:
@@ -155,6 +202,7 @@ def to_json(result: StudyResult) -> dict[str, Any]:
         "baseline": result.index.baseline,
         "runs": [_experiment_json(e) for e in result.experiments],
         "findings": [_finding_json(f) for f in result.findings],
+        "warnings": list(result.warnings),
     }
 
 
@@ -168,7 +216,13 @@ def _experiment_json(experiment: ExperimentResult) -> dict[str, Any]:
         "void": experiment.void,
         "failure": experiment.failure,
         "repeats": [
-            {"run": e.run_id, "repeat": e.repeat, "seed": e.seed, "state": e.state}
+            {
+                "run": e.run_id,
+                "repeat": e.repeat,
+                "seed": e.seed,
+                "state": e.state,
+                "left_out": experiment.left_out.get(e.run_id),
+            }
             for e in experiment.entries
         ],
         "against_baseline": {

@@ -18,23 +18,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ridgeline.domain.errors import RunFailed, StoreError
+from ridgeline.domain.errors import RunFailed
 from ridgeline.domain.run import SilentWatch, Watch
 from ridgeline.engines.base import Engine
 from ridgeline.experiment.engines import BLOCKS_NOTE, COLD_NOTE, Engines
-from ridgeline.experiment.plan import Plan, PlannedRun, plan_runs, ridgeline_version, utc_now
-from ridgeline.experiment.protocol import carry_out, judge_again, recover
-from ridgeline.store.files import make_folder
-from ridgeline.store.run_directory import State, StoredRun, is_finished, read_run, set_aside
+from ridgeline.experiment.ledger import KEPT, begin_index, entry_of, split_runs
+from ridgeline.experiment.plan import Plan, PlannedRun, plan_runs
+from ridgeline.experiment.protocol import carry_out
+from ridgeline.store.run_directory import (
+    StoredRun,
+    read_run,
+    set_aside,
+)
 from ridgeline.store.study_directory import (
-    ExperimentEntry,
     RunEntry,
     StudyDirectory,
     StudyIndex,
 )
 
-KEPT: tuple[State, ...] = ("done",)
-AGAIN: tuple[State, ...] = ("void", "failed")  # measured in full, and worth another try
 # User-seconds of twins above which worker processes save more than the second their start takes.
 POOL_PAYS = 20_000
 
@@ -75,10 +76,19 @@ class SilentStudyWatch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a study went: the directory's index afterwards, and whether the user stopped it."""
+    """How a study went: the directory's index afterwards, and whether the user stopped it.
+
+    `planned` are the ids of the runs that were asked for; the index may hold more.
+    """
 
     index: StudyIndex
     interrupted: bool
+    planned: tuple[str, ...] = ()
+
+    @property
+    def without_result(self) -> tuple[RunEntry, ...]:
+        """Runs of this plan that have no valid result."""
+        return tuple(e for r in self.planned if (e := self.index.runs[r]).state not in KEPT)
 
 
 def run_plan(
@@ -92,26 +102,29 @@ def run_plan(
     cores: int | None = None,
     keep: bool = True,
     gpu_minutes: float | None = None,
+    whole: Plan | None = None,
 ) -> Outcome:
     """Do every run of the plan that is not there yet; raises StoreError.
 
     `engine_for` gives the engine of a configuration's engine name. `keep` False measures also what
     is there (it is moved aside). `gpu_minutes` limits the time of real GPUs: no run starts whose
-    traffic would exceed it; the rest stays planned.
+    traffic would exceed it; the rest stays planned. `whole` is the plan that this one is a part of:
+    what it holds beyond and is on disk stays in the index as it is.
     """
     runs = plan_runs(plan)
     with directory.held():
-        index = _begin(plan, runs, directory, command)
+        index = begin_index(plan, runs, directory, command, whole or plan)
         if study_text is not None:
             directory.write_study_text(study_text)
-        todo, kept = _split(runs, directory, keep=keep)
+        todo, kept = split_runs(runs, directory, keep=keep)
         book = _book(index, directory, watch, kept)
         engines = Engines(engine_for, directory.path)
         with contextlib.closing(engines):
             budget = _Budget(gpu_minutes)
             _do(todo, kept, book, engines, cores=cores or usable_cores(), budget=budget)
-    states = {entry.state for entry in book.index.runs.values()}
-    return Outcome(book.index, watch.stop_asked() or "interrupted" in states)
+    planned = tuple(run.run_id for run in runs)
+    states = {book.index.runs[run_id].state for run_id in planned}
+    return Outcome(book.index, watch.stop_asked() or "interrupted" in states, planned)
 
 
 def _book(
@@ -121,7 +134,7 @@ def _book(
     kept: Sequence[StoredRun],
 ) -> "_Book":
     for run in kept:
-        index = index.with_run(_entry(run))
+        index = index.with_run(entry_of(run))
     directory.write_index(index)
     return _Book(directory, index, watch)
 
@@ -177,7 +190,7 @@ class _Book:
         return self.watch.started(run)
 
     def ended(self, run: StoredRun) -> None:
-        self._write(_entry(run))
+        self._write(entry_of(run))
         self.watch.ended(run)
 
     def left_out(self, run: PlannedRun, reason: str) -> None:
@@ -191,90 +204,6 @@ class _Book:
     def _write(self, entry: RunEntry) -> None:
         self.index = self.index.with_run(entry)
         self.directory.write_index(self.index)
-
-
-def _begin(
-    plan: Plan, runs: Sequence[PlannedRun], directory: StudyDirectory, command: str
-) -> StudyIndex:
-    """The index before any run; keeps the date of an earlier start in the same folder."""
-    created = utc_now()
-    if directory.exists():
-        earlier = directory.index()
-        if (earlier.name, earlier.kind) != (plan.name, plan.kind):
-            raise StoreError(
-                f"holds the {earlier.kind} {earlier.name!r}",
-                where=str(directory.path),
-                fix="choose another folder with --out",
-            )
-        created = earlier.created_at
-    make_folder(directory.path)
-    engines = dict.fromkeys(e.configuration.engine for e in plan.experiments)
-    return StudyIndex(
-        name=plan.name,
-        kind=plan.kind,
-        engine=", ".join(engines),
-        baseline=plan.baseline,
-        experiments=tuple(ExperimentEntry(e.name, e.change) for e in plan.experiments),
-        order=tuple(r.run_id for r in runs),
-        runs={
-            r.run_id: RunEntry(
-                r.run_id, r.experiment, r.repeat, r.workload.seed, "planned", r.fingerprint
-            )
-            for r in runs
-        },
-        created_at=created,
-        command=command,
-        ridgeline=ridgeline_version(),
-    )
-
-
-def _split(
-    runs: Sequence[PlannedRun], directory: StudyDirectory, *, keep: bool
-) -> tuple[list[PlannedRun], list[StoredRun]]:
-    """Runs still to be done, and those that are there.
-
-    What was measured in full but is void or failed is done again last: first comes what has no
-    result at all. It stays in its place until then. Anything else that stands in the way is moved
-    aside.
-    """
-    todo, again, kept = [], [], []
-    for run in runs:
-        folder = directory.run_folder(run.run_id)
-        found = recover(folder)
-        if found is None:
-            todo.append(run)
-        elif not keep or found.meta.fingerprint != run.fingerprint:
-            set_aside(folder)
-            todo.append(run)
-        elif found.state in KEPT:
-            kept.append(found)
-        elif found.state in AGAIN:
-            kept.append(found)
-            again.append(run)
-        else:
-            set_aside(folder)
-            todo.append(run)
-    return [*todo, *again], kept
-
-
-def _entry(run: StoredRun) -> RunEntry:
-    reason = None
-    if run.failure is not None:
-        reason = f"{run.failure.kind}: {run.failure.text}"
-    elif run.summary is not None and not run.summary.verdict.valid:
-        reason = "; ".join(run.summary.verdict.reasons)
-    elif run.state == "interrupted":
-        reason = "stopped before its end"
-    meta = run.meta
-    return RunEntry(
-        meta.run_id,
-        meta.experiment,
-        meta.repeat,
-        meta.workload.seed,
-        run.state,
-        meta.fingerprint,
-        reason,
-    )
 
 
 @dataclass(slots=True)
@@ -397,45 +326,3 @@ def _work(run: PlannedRun, folder: Path, engine_for: Callable[[str], Engine]) ->
         return carry_out(run, folder, engine_for(run.configuration.engine), SilentWatch()).folder
     finally:
         gc.enable()
-
-
-def judge_study_again(directory: StudyDirectory) -> StudyIndex:
-    """Judge every finished run of a study again (see `judge_again`); raises StoreError.
-
-    Verdicts belong to the rules, not to the measurement: when a rule changes, runs are judged from
-    their records, not measured anew.
-    """
-    with directory.held():
-        index = directory.index()
-        for run_id in index.order:
-            folder = directory.run_folder(run_id)
-            if is_finished(folder):
-                index = index.with_run(_entry(judge_again(read_run(folder))))
-        directory.write_index(index)
-    return index
-
-
-def recover_study(directory: StudyDirectory) -> tuple[StudyIndex, dict[str, StoredRun]]:
-    """The index of a study, and by run id the runs that were cut off and are recovered now.
-
-    A directory that cannot be written to is read all the same.
-    """
-    index = directory.index()
-    recovered: dict[str, StoredRun] = {}
-    if directory.is_held():
-        return index, recovered
-    changed = index
-    for run_id, entry in index.runs.items():
-        if entry.state not in ("planned", "running"):
-            continue
-        found = recover(directory.run_folder(run_id))
-        if found is not None and found.meta.fingerprint == entry.fingerprint:
-            recovered[run_id] = found
-            changed = changed.with_run(_entry(found))
-        elif entry.state == "running":
-            gone = "the process that measured it is gone"
-            changed = changed.with_run(replace(entry, state="interrupted", reason=gone))
-    if changed != index and all(run.unsaved is None for run in recovered.values()):
-        with contextlib.suppress(StoreError):
-            directory.write_index(changed)
-    return changed, recovered

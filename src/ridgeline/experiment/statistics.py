@@ -161,8 +161,8 @@ def _of_shares(
     low, mean, high = t_interval([b - a for a, b in known])
     if low is None or high is None:
         return Difference(mean, None, None, "no clear difference", len(known), _ONE_PAIR)
-    before = _pooled([(a, s.requests.sent) for (a, _), (s, _) in zip(known, pairs, strict=True)])
-    after = _pooled([(b, s.requests.sent) for (_, b), (_, s) in zip(known, pairs, strict=True)])
+    before = _pooled([(a, _ended(s)) for (a, _), (s, _) in zip(known, pairs, strict=True)])
+    after = _pooled([(b, _ended(s)) for (_, b), (_, s) in zip(known, pairs, strict=True)])
     bounds = newcombe(before, after)
     low, high = min(low, bounds[0]), max(high, bounds[1])
     return Difference(mean, low, high, _verdict(low, high, less_is_better), len(known))
@@ -171,6 +171,11 @@ def _of_shares(
 def _pooled(shares: Sequence[tuple[float, int]]) -> tuple[int, int]:
     """(events, requests) of several (share, requests)."""
     return sum(round(share * n) for share, n in shares), sum(n for _, n in shares)
+
+
+def _ended(summary: Summary) -> int:
+    """Requests that a share is out of: those that the client did not end itself."""
+    return summary.requests.sent - summary.requests.unfinished
 
 
 def wilson(events: int, n: int) -> tuple[float, float]:
@@ -346,8 +351,8 @@ def _share_interval(known: Sequence[float], summaries: Sequence[Summary]) -> Int
     low, _, high = t_interval(known)
     assert low is not None
     assert high is not None
-    sent = [s.requests.sent for s in summaries]
-    bounds = wilson(*_pooled(list(zip(known, sent, strict=True))))
+    ended = [_ended(s) for s in summaries]
+    bounds = wilson(*_pooled(list(zip(known, ended, strict=True))))
     low, high = max(0.0, min(low, bounds[0])), min(1.0, max(high, bounds[1]))
     return Interval(low, high, len(known), f"over {len(known)} repeats")
 

@@ -38,7 +38,11 @@ class ExperimentEntry:
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """A run of the study. `reason` says why it is void, failed or interrupted."""
+    """A run of the study. `reason` says why it is void, failed or interrupted.
+
+    outdated: it was measured under an earlier study file or version and is no part of the study as
+    it stands now: kept and shown, never compared.
+    """
 
     run_id: str
     experiment: str
@@ -47,6 +51,7 @@ class RunEntry:
     state: State
     fingerprint: str
     reason: str | None = None
+    outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

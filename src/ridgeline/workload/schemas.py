@@ -61,6 +61,7 @@ def _study_result() -> dict[str, Any]:
             "repeat": {"type": "integer"},
             "seed": {"type": ["integer", "null"]},
             "state": _TEXT,
+            "left_out": maybe_text,
         }
     )
     run = _closed(
@@ -95,6 +96,7 @@ def _study_result() -> dict[str, Any]:
             "baseline": maybe_text,
             "runs": {"type": "array", "items": run},
             "findings": {"type": "array", "items": finding},
+            "warnings": {"type": "array", "items": _TEXT},
         }
     )
 
