@@ -42,8 +42,17 @@ def test_a_copied_study_gives_table_and_page(
 def test_what_is_no_study_is_one_line(
     stored: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert ridgeline(["report", str(tmp_path)]) == 3
-    assert "holds no study" in capfd.readouterr().err
+    (tmp_path / "file").write_text("x")
+    for place, words in (
+        (tmp_path, "holds no study"),
+        (tmp_path / "none", "there is no such folder"),
+        (tmp_path / "file", "is a file, not a folder"),
+    ):
+        assert ridgeline(["report", str(place)]) == 2
+        err = capfd.readouterr().err
+        assert words in err
+        assert len(err.splitlines()) == 1
+    (tmp_path / "file").unlink()
     shutil.copytree(stored, tmp_path / "c")
     index = tmp_path / "c" / "index.json"
     for text in ("", "[]", '{"schema": 2}', json.dumps({"schema": 1, "name": 5})):

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import run as ridgeline
+from ridgeline.domain.errors import RunFailed
+from ridgeline.engines.twin import TwinEngine
+from ridgeline.experiment import engines
 
 STUDY = """
 name: small
@@ -134,20 +137,108 @@ def test_check_published_compares_marks_with_expectations(
     assert (line in capfd.readouterr().err) == bool(code)
 
 
-def test_an_experiment_that_the_engine_refuses_is_a_result_and_exit_3(
+def test_an_engine_that_cannot_start_is_a_result_and_exit_3(
     study_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The other experiments are measured and compared all the same."""
-    bad = "  - {name: broken, set: {max_num_batched_tokens: 4, max_num_seqs: 16}}\nrepeats: 1"
+    bad = "  - {name: broken, set: {gpu_memory_utilization: 0.01}}\nrepeats: 1"
     study_file.write_text(STUDY.replace("repeats: 2", bad))
     result = tmp_path / "r.json"
     args = ["study", str(study_file), "--quiet", "--out", str(tmp_path / "o")]
     assert ridgeline([*args, "--json", str(result)]) == 3
     err = capfd.readouterr().err
-    assert "no valid run of broken: refused: " in err
+    assert "no valid run of broken: " in err
+    assert "no available memory for the cache blocks" in err
     body = {r["name"]: r for r in json.loads(result.read_text())["runs"]}
     assert body["broken"]["summary"] is None
     assert body["sixteen"]["against_baseline"]["itl_s.p50"]["delta"] is not None
+
+
+def test_a_gate_looks_at_each_repeat_not_at_their_mean(
+    study_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "o"
+    base = ["study", str(study_file), "--repeats", "3", "--quiet", "--out", str(out)]
+    assert ridgeline([*base, "--gate", "sixteen"]) == 0
+    assert "gate passed: sixteen meets every limit in each repeat; 3 of 3" in capfd.readouterr().err
+    runs = [json.loads((out / f"sixteen-r{r}" / "run.json").read_text()) for r in (1, 2, 3)]
+    values = sorted(run["summary"]["ttft_s"]["p95"] * 1e3 for run in runs)
+    mean = sum(values) / 3
+    assert values[1] < values[2]
+    limit = (max(mean, values[1]) + values[2]) / 2
+    study_file.write_text(STUDY.replace("ttft_p95_ms: 2000", f"ttft_p95_ms: {limit}"))
+    assert ridgeline([*base, "--gate", "sixteen"]) == 1
+    err = capfd.readouterr().err
+    assert "0 runs, 6 already done" in err  # a new limit judges, it does not measure
+    assert "gate failed: sixteen misses ttft_p95_ms" in err
+    assert f"in 1 of 3 repeats (worst found {values[2]:.4g}); 3 of 3" in err
+
+
+def test_repeats_that_crashed_do_not_pass_for_a_study(
+    study_file: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two of three repeats die: what is left meets the SLO, but it is not the study asked for."""
+
+    class Flaky(TwinEngine):
+        tries = 0
+
+        def start(self, configuration):  # type: ignore[no-untyped-def]
+            if configuration.knobs.max_num_seqs == 16:
+                Flaky.tries += 1
+                if Flaky.tries < 3:
+                    raise RunFailed("device-side assert, says the engine")
+            return super().start(configuration)
+
+    monkeypatch.setattr(engines, "engine_named", lambda name: Flaky())
+    args = ["study", str(study_file), "--repeats", "3", "--quiet", "--out", str(tmp_path / "o")]
+    assert ridgeline([*args, "--gate", "sixteen"]) == 3
+    err = capfd.readouterr().err
+    assert "gate passed: sixteen meets every limit in each repeat; 1 of 3 planned" in err
+    assert "2 of 3 runs of sixteen have no valid result: " in err
+    assert "device-side assert" in err
+
+
+REFUSED = [
+    # (what stands there, what a user wrote instead, the option, line, words)
+    ("Qwen/Qwen3-0.6B", "Qwen/Nope", [], 3, "experiment eight: model: unknown model"),
+    ("engine: twin", 'engine: twin\nengine_version: "0.10.0"', [], 5,
+     "experiment eight: engine_version: the twin knows"),
+    ("{max_num_seqs: 16}", "{speculative_config: {method: ngram}}", [], 17,
+     "experiment sixteen: speculative_config: the twin does not model"),
+    ("{max_num_seqs: 16}", "{max_num_batched_tokens: 4, max_num_seqs: 16}", [], 17,
+     "experiment sixteen: max_num_batched_tokens"),
+    ("{max_num_seqs: 16}", "{quantization: fp9}", [], 17, "experiment sixteen: quantization"),
+    ("max_model_len: 2048", "max_model_len: 60", [], 15,
+     "experiment eight: max_model_len: prompt and output of up to 64 tokens do not fit into 60"),
+    ("{min: 16, max: 32}", "{min: 16, max: 9999}", [], 15, "do not fit into 2048"),
+    ("", "", ["--engine", "endpoint"], None, "--engine endpoint: an endpoint needs the key 'url'"),
+    ("engine: twin\nhardware: {gpu: H100-SXM, count: 1, price_per_gpu_hour: 3.0}",
+     "engine: vllm", ["--engine", "twin"], None, "hardware.gpu: a twin needs a GPU"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "options", "line", "words"), REFUSED)
+def test_what_cannot_run_is_refused_before_anything_runs(
+    study_file: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    before: str,
+    after: str,
+    options: list[str],
+    line: int | None,
+    words: str,
+) -> None:
+    study_file.write_text(STUDY.replace(before, after, 1) if before else STUDY)
+    out = tmp_path / "o"
+    assert ridgeline(["study", str(study_file), *options, "--out", str(out)]) == 2
+    err = capfd.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert words in err
+    assert line is None or f"small.yaml:{line}: " in err
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ from typing import Annotated
 import typer
 
 from ridgeline.cli.output import say, show
+from ridgeline.domain.errors import BadInput
+
+_FIX = "give the folder that `ridgeline study` or `ridgeline bench` wrote"
 
 
 def report(
@@ -26,7 +29,13 @@ def report(
     from ridgeline.report.console import single_run, study  # noqa: PLC0415  heavy for --help
     from ridgeline.report.html import write  # noqa: PLC0415
     from ridgeline.report.load import load_report  # noqa: PLC0415
+    from ridgeline.store.study_directory import StudyDirectory  # noqa: PLC0415
 
+    if not directory.is_dir():
+        what = "is a file, not a folder" if directory.exists() else "there is no such folder"
+        raise BadInput(what, where=str(directory), fix=_FIX)
+    if not StudyDirectory(directory).exists():
+        raise BadInput("holds no study (no index.json)", where=str(directory), fix=_FIX)
     loaded = load_report(directory, details=html is not None)
     if not quiet:
         show(single_run(loaded) if loaded.baseline is None else study(loaded))

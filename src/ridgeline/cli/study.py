@@ -17,7 +17,8 @@ from ridgeline.cli.output import (
 from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
-    from ridgeline.experiment.results import StudyResult
+    from ridgeline.experiment.results import ExperimentResult, StudyResult
+    from ridgeline.experiment.runner import Outcome
     from ridgeline.store.study_directory import StudyDirectory
     from ridgeline.workload.study import Study
 
@@ -39,7 +40,10 @@ def study(
     ] = None,
     gate: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Exit 1 when this experiment misses the file's SLO."),
+        typer.Option(
+            metavar="NAME",
+            help="Exit 1 when a repeat of this experiment misses a limit of the file's SLO.",
+        ),
     ] = None,
     check_published: Annotated[
         bool,
@@ -66,7 +70,7 @@ def study(
     Runs that are finished in DIR are not repeated. Ctrl-C keeps what was measured.
     """
     from ridgeline.cli.progress import StudyProgress, display, stop_on_interrupt  # noqa: PLC0415
-    from ridgeline.experiment.engines import engine_named  # noqa: PLC0415
+    from ridgeline.experiment.engines import check_startable, engine_named  # noqa: PLC0415
     from ridgeline.experiment.plan import plan_of  # noqa: PLC0415
     from ridgeline.experiment.results import results_of, to_json  # noqa: PLC0415
     from ridgeline.experiment.runner import run_plan  # noqa: PLC0415
@@ -74,12 +78,12 @@ def study(
     from ridgeline.workload.study import override  # noqa: PLC0415
     from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
 
-    loaded = override(load_study(file), engine=engine, repeats=repeats, only=only or ())
+    given = override(load_study(file), engine=engine)
+    loaded = override(given, repeats=repeats, only=only or ())
     gates = [loaded.experiment(name).name for name in gate or ()]
     _check(loaded, gates, check_published=check_published)
+    check_startable(loaded, str(file))
     plan = plan_of(loaded)
-    for name in dict.fromkeys(e.configuration.engine for e in plan.experiments):
-        engine_named(name)  # an engine that is not built in is told before anything runs
     directory = StudyDirectory(out or Path("runs") / loaded.name)
     with stop_on_interrupt() as stop, display(quiet=quiet) as shown:
         outcome = run_plan(
@@ -90,15 +94,20 @@ def study(
             command=command_line(),
             study_text=loaded.text,
             gpu_minutes=gpu_minutes,
+            whole=plan_of(given),
         )
     result = results_of(outcome.index, directory, loaded)
     write_json(json, to_json(result))
-    if not quiet:
+    if quiet:
+        for warning in result.warnings:
+            say(f"warning: {warning}")
+    else:
         _show(result, directory, to_stderr=json == "-")
     say(f"results: {directory.path} (`ridgeline report {directory.path} --html FILE` for the page)")
     if outcome.interrupted:
         return INTERRUPTED
-    return _exit_code(result, gates, check_published=check_published)
+    code = _judge(result, gates, check_published=check_published)
+    return NOT_COMPLETED if _tell_missing(result, outcome) else code
 
 
 def _check(study: "Study", gates: list[str], *, check_published: bool) -> None:
@@ -122,34 +131,59 @@ def _show(result: "StudyResult", directory: "StudyDirectory", *, to_stderr: bool
     show(study(report_of(result, directory, details=False)), to_stderr=to_stderr)
 
 
-def _exit_code(result: "StudyResult", gates: list[str], *, check_published: bool) -> int:
-    """3 when an experiment has no valid run, else 1 when a gate fails, else 0; each is said."""
+def _judge(result: "StudyResult", gates: list[str], *, check_published: bool) -> int:
+    """1 when a gate or a published finding fails, else 0; each gate is said."""
     code = 0
     for name in gates:
         experiment = result.experiment(name)
         assert experiment is not None
-        missed = (
-            ["no valid run"]
-            if experiment.summary is None or experiment.void
-            else [f"{r.limit} ({_value(r.value)})" for r in experiment.summary.slo if not r.met]
-        )
+        missed = _missed(experiment)
+        seen = f"{len(experiment.valid)} of {len(experiment.planned)} planned repeats seen"
         if missed:
-            say(f"gate failed: {name} misses {', '.join(missed)}")
+            say(f"gate failed: {name} misses {', '.join(missed)}; {seen}")
             code = GATE_FAILED
-    if check_published:
-        for held in result.findings:
-            if held.as_expected is False:
-                mark = held.mark or f"not judged ({held.reason})"
-                say(
-                    f"published finding {held.finding.id}: {mark}, the study file expects"
-                    f" {held.finding.expected}"
-                )
-                code = GATE_FAILED
-    lost = [e for e in result.experiments if e.summary is None or e.void]
-    for experiment in lost:
-        say(f"no valid run of {experiment.name}: {experiment.failure}")
-    return NOT_COMPLETED if lost else code
+        else:
+            say(f"gate passed: {name} meets every limit in each repeat; {seen}")
+    for held in result.findings if check_published else ():
+        if held.as_expected is False:
+            mark = held.mark or f"not judged ({held.reason})"
+            say(
+                f"published finding {held.finding.id}: {mark}, the study file expects"
+                f" {held.finding.expected}"
+            )
+            code = GATE_FAILED
+    return code
+
+
+def _missed(experiment: "ExperimentResult") -> list[str]:
+    """The limits that a repeat misses, with the worst repeat's value: a mean would hide one."""
+    summary = experiment.summary
+    if summary is None or experiment.void:
+        return ["every limit: no valid run"]
+    misses = []
+    for worst in summary.slo:
+        if worst.met:
+            continue
+        of = [r.met for s in experiment.valid.values() for r in s.slo if r.limit == worst.limit]
+        n = sum(met is not True for met in of)
+        misses.append(f"{worst.limit} in {n} of {len(of)} repeats ({_value(worst.value)})")
+    return misses
+
+
+def _tell_missing(result: "StudyResult", outcome: "Outcome") -> bool:
+    """True when a planned run has no valid result; each experiment that lacks some is said."""
+    missing = outcome.without_result
+    for name in dict.fromkeys(entry.experiment for entry in missing):
+        mine = [entry for entry in missing if entry.experiment == name]
+        experiment = result.experiment(name)
+        reasons = "; ".join(dict.fromkeys(e.reason or f"{e.state}, not run" for e in mine))
+        if experiment is None or experiment.void or experiment.summary is None:
+            say(f"no valid run of {name}: {reasons}")
+        else:
+            of = len(experiment.planned)
+            say(f"{len(mine)} of {of} runs of {name} have no valid result: {reasons}")
+    return bool(missing)
 
 
 def _value(value: float | None) -> str:
-    return "not known" if value is None else f"found {value:.4g}"
+    return "not known" if value is None else f"worst found {value:.4g}"

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ridgeline.domain.errors import BadInput, nearest
+from ridgeline.domain.errors import BadInput, RunFailed, nearest
 from ridgeline.domain.knobs import Configuration
 from ridgeline.engines.base import Engine
 from ridgeline.engines.resident import KeepsEngines
 from ridgeline.experiment.plan import PlannedRun, file_name
 from ridgeline.store.run_directory import StoredRun
-from ridgeline.workload.study import ENGINES
+from ridgeline.workload.study import ENGINES, ExperimentSpec, Study
 
 COLD_FOLDER, LOG_FOLDER = "cold", "engines"
 COLD_NOTE = "cold: the first load of a fresh engine, kept for itself and never compared"
@@ -53,6 +53,49 @@ def engine_named(name: str) -> Engine:
             fix="start it and measure it with `ridgeline bench URL`",
         )
     raise BadInput(f"unknown engine {name!r}{nearest(name, ENGINES)}")
+
+
+def check_startable(study: Study, file: str) -> None:
+    """Refuse what is known to be refused before the first run; raises BadInput with file and line.
+
+    An engine that is not built in, an endpoint without a URL; for a twin everything that it or its
+    engine would refuse. A model that does not fit in memory is no mistake: that run fails, and
+    the failure is its result.
+    """
+    for name in dict.fromkeys(spec.configuration.engine for spec in study.experiments):
+        engine_named(name)
+    for spec in study.experiments:
+        try:
+            _check_spec(spec)
+        except BadInput as error:
+            key = "model" if error.where == spec.configuration.model else error.where or ""
+            line = spec.lines.get(key, spec.lines.get("", 0))
+            place = f"{file}:{line}: experiment {spec.name}" if line else f"{file}: {spec.name}"
+            where = place if not key else f"{place}: {key}"
+            raise BadInput(error.what, where=where, fix=error.fix) from None
+
+
+def _check_spec(spec: ExperimentSpec) -> None:
+    configuration, workload = spec.configuration, spec.workload
+    if configuration.engine == "endpoint" and configuration.url is None:
+        raise BadInput("an endpoint needs the key 'url'", where="engine")
+    if configuration.engine != "twin":
+        return
+    from ridgeline.engines.twin import twin_of  # noqa: PLC0415  only what is asked for
+
+    try:
+        limit = twin_of(configuration).knobs.max_model_len
+    except RunFailed:
+        return
+    shared = workload.prompts.shared_prefix
+    longest = workload.prompts.tokens.high + workload.outputs.tokens.high
+    longest += 0 if shared is None else shared.tokens
+    if longest > limit:
+        raise BadInput(
+            f"prompt and output of up to {longest} tokens do not fit into {limit}",
+            where="max_model_len",
+            fix="ask for shorter ones, or raise it where the model allows",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,11 @@ class ExperimentResult:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def planned(self) -> tuple[RunEntry, ...]:
+        """Its runs as the study stands now, measured or not."""
+        return tuple(entry for entry in self.entries if not entry.outdated)
+
+    @property
     def counted(self) -> dict[int, StoredRun]:
         """Its valid runs by repeat, without those that are left out."""
         return {
