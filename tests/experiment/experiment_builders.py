@@ -26,7 +26,11 @@ def request(
     prompt: int = 100,
     cached: int | None = None,
     failure: str | None = None,
+    ended_s: float | None = None,
+    planned: int | None = None,
+    detail: str | None = None,
 ) -> RequestRecord:
+    """`ended_s`: when a failed request ended; `planned`: output tokens asked for, not `tokens`."""
     sent = round(sent_s * SECOND)
     chunks = sent + round(ttft_s * SECOND) + np.arange(tokens) * round(gap_s * SECOND)
     gone = failure is not None
@@ -37,13 +41,14 @@ def request(
         sent_ns=sent,
         first_ns=None if gone else int(chunks[0]),
         last_ns=None if gone else int(chunks[-1]),
-        end_ns=int(chunks[-1]),
-        planned_prompt_tokens=prompt,
-        planned_output_tokens=tokens,
-        prompt_tokens=prompt,
-        output_tokens=tokens,
+        end_ns=int(chunks[-1]) if ended_s is None else round(ended_s * SECOND),
+        planned_prompt_tokens=100,
+        planned_output_tokens=tokens if planned is None else planned,
+        prompt_tokens=None if gone else prompt,
+        output_tokens=None if gone else tokens,
         cached_tokens=cached,
         failure=failure,
+        failure_detail=detail,
         chunk_ns=np.empty(0, np.int64) if gone else chunks.astype(np.int64),
     )
 
@@ -57,6 +62,10 @@ def evidence(
     counters: ServerCounters | None = None,
     slo: str = "",
     prompts: Prompts | None = None,
+    outputs: Outputs | None = None,
+    server: dict[str, object] | None = None,
+    faults: tuple[str, ...] = (),
+    requests_asked: int | None = None,
     interrupted: bool = False,
     extra: int = 0,
 ) -> Evidence:
@@ -64,17 +73,20 @@ def evidence(
     workload = Workload(
         arrivals or Arrivals(users=4),
         prompts or Prompts(Lengths(100)),
-        Outputs(Lengths(10)),
+        outputs or Outputs(Lengths(10)),
         duration_s=seconds,
         warmup_s=0.0,
+        requests=requests_asked,
     )
     facts = RunFacts(
         source="measured",
         window=Window(0, round(seconds * SECOND)),
         client=client or ClientCheck("kernel"),
         counters=counters,
+        server=server or {},
         interrupted=interrupted,
         extra_requests=extra,
+        server_faults=faults,
     )
     limits = parse_slo(slo)
     summary = summarise(

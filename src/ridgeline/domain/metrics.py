@@ -28,7 +28,7 @@ from ridgeline.domain.intervals import (
 )
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.percentile import inverted_cdf, percentiles
-from ridgeline.domain.records import Bools, Floats, Ints, RunRecords
+from ridgeline.domain.records import UNFINISHED, Bools, Floats, Ints, RunRecords
 from ridgeline.domain.run import RunFacts, Verdict, Window
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.summary import (
@@ -53,12 +53,13 @@ LATENCIES = ("ttft_s", "ttft_intent_s", "itl_s", "tpot_s", "e2e_s", "worst_stall
 class Sample:
     """The window's requests and gaps. Seconds; NaN = did not happen or cannot be told.
 
-    Per request sent inside: `start_ns`, `ok`, `values` by name (LATENCIES without itl_s).
+    Per request sent inside and not stopped by the user: `start_ns`, `ok`, `unfinished` (cancelled
+    by the client), `values` by name (LATENCIES without itl_s).
     Per gap of a successful request that ended inside: `gaps_s`, `gap_end_ns`; `shared_gaps` of
     them lie between chunks of one read. `lost_gaps`: those that the failed requests sent inside
     owe (their planned output tokens - 1, at least one each), infinite in the view of failures.
-    Per chunk of a successful request that arrived inside: `chunk_at_ns` and `chunk_tokens`, the
-    tokens that it stands for (a usage count is spread evenly over its request's chunks).
+    Per chunk of a successful (or stopped) request that arrived inside: `chunk_at_ns` and
+    `chunk_tokens`, the tokens that it stands for (a usage count is spread evenly over its request's chunks).
     `rows` are the places of the requests in the records. `tokens_estimated`: counted from chunks.
     """
 
@@ -66,6 +67,7 @@ class Sample:
     rows: Ints
     start_ns: Floats
     ok: Bools
+    unfinished: Bools
     values: dict[str, Floats]
     gaps_s: Floats
     gap_end_ns: Ints
@@ -96,7 +98,7 @@ def take_sample(records: RunRecords, window: Window) -> Sample:
     """Cut the window out of a run. Raises StoreError when a duration is negative."""
     start_ns = np.where(np.isnan(records.sent_ns), records.intended_ns, records.sent_ns)
     inside = (start_ns >= window.start_ns) & (start_ns < window.end_ns)
-    rows = np.flatnonzero(inside)
+    rows = np.flatnonzero(inside & ~records.failed_with("stopped"))
     ok = records.ok[rows]
     tokens, estimated = output_tokens(records)
     gaps_ns, is_gap = _gaps(records)
@@ -124,6 +126,7 @@ def take_sample(records: RunRecords, window: Window) -> Sample:
         rows=rows,
         start_ns=start_ns[rows],
         ok=ok,
+        unfinished=records.failed_with(*UNFINISHED)[rows],
         values=values,
         gaps_s=gaps_ns[kept] / 1e9,
         gap_end_ns=arrived[kept],
@@ -181,11 +184,15 @@ def _damaged(request: int, what: str, seconds: float) -> None:
 
 
 def _tokens_per_chunk(records: RunRecords) -> Floats:
-    """Tokens that a chunk of each request stands for; 0 when the request failed."""
+    """Tokens that a chunk of each request stands for; 0 when the request failed.
+
+    What a request had brought when the user stopped the run has been served: it counts.
+    """
     counts = np.diff(records.chunk_start)
     # A reply with chunks has at least a token, so that 0 marks failures only.
     tokens = np.maximum(output_tokens(records)[0], 1e-9)
-    return np.where(records.ok, tokens / np.maximum(counts, 1), 0.0)
+    counted = records.ok | records.failed_with("stopped")
+    return np.where(counted, tokens / np.maximum(counts, 1), 0.0)
 
 
 def per_second(records: RunRecords, start_ns: int, end_ns: int) -> Floats:
@@ -245,15 +252,21 @@ def cost(rates: Throughput, configuration: Configuration) -> Cost:
 
 
 def count_requests(records: RunRecords, sample: Sample) -> RequestCounts:
-    """Requests sent inside and what became of them; error_rate is None when none was sent."""
-    failures = Counter(f for i in sample.rows if (f := records.text["failure"][i]) is not None)
-    sent, ok = len(sample.rows), int(np.count_nonzero(sample.ok))
+    """Requests sent inside and what became of them; error_rate is None when none ended."""
+    window, classes = sample.window, records.text["failure"]
+    failures = Counter(f for i in sample.rows if (f := classes[i]) not in (None, *UNFINISHED))
+    sent_ns = records.sent_ns
+    stopped = (sent_ns >= window.start_ns) & (sent_ns < window.end_ns)
+    stopped &= records.failed_with("stopped")
+    followed, ok = len(sample.rows), int(np.count_nonzero(sample.ok))
+    failed = failures.total()
     return RequestCounts(
-        sent=sent,
+        sent=followed + int(stopped.sum()),
         ok=ok,
-        failed=sent - ok,
-        error_rate=(sent - ok) / sent if sent else None,
-        failures=dict(failures.most_common()),
+        failed=failed,
+        error_rate=failed / (ok + failed) if ok + failed else None,
+        failures={str(name): n for name, n in failures.most_common()},
+        unfinished=followed - ok - failed + int(stopped.sum()),
     )
 
 
@@ -364,8 +377,9 @@ def intervals(
             values, at = column[known], sample.start_ns[known]
         for key, interval in latency_intervals(values, at, views[name], cut).items():
             found[f"{name}.{key}"] = interval
-    failed = (~sample.ok).astype(np.float64)
-    found["requests.error_rate"] = share_interval(failed, sample.start_ns, cut)
+    ended = ~sample.unfinished
+    failed = (~sample.ok[ended]).astype(np.float64)
+    found["requests.error_rate"] = share_interval(failed, sample.start_ns[ended], cut)
     if meets is not None:
         hits = meets.astype(np.float64)
         found["goodput.attainment"] = share_interval(hits, sample.start_ns, cut)
@@ -411,7 +425,10 @@ def _notes(records: RunRecords, sample: Sample, clock: str) -> tuple[str, ...]:
     sent_again = np.nan_to_num(records.retries[sample.rows])
     if sent_again.any():
         n = int(np.count_nonzero(sent_again))
-        notes.append(f"{n} requests were sent again: their connection had closed unanswered")
+        notes.append(
+            f"{n} requests were sent again, because their kept connection was closed already;"
+            " their times count from the first sending"
+        )
     read_timed = int(np.nansum(records.read_timed[sample.rows]))
     if clock == "kernel" and read_timed:
         notes.append(f"{read_timed} chunks carry the time of their read: the kernel gave none")

@@ -29,7 +29,11 @@ FAILURES = (
     "no_tokens",        # a reply without any content
     "bad_stream",       # not SSE, not JSON, not UTF-8
     "cancelled",        # the client gave up at the end of its grace time
+    "stopped",          # the user stopped the run while it was on its way
 )  # fmt: skip
+# Ends that the client chose: how the request would have ended is not known. They are not the
+# server's failures; what is known is only that they took longer than they were followed.
+UNFINISHED = ("cancelled", "stopped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +246,10 @@ class RunRecords:
     def ok(self) -> Bools:
         """True for requests that succeeded."""
         return np.array([f is None for f in self.text["failure"]], dtype=np.bool_)
+
+    def failed_with(self, *classes: str) -> Bools:
+        """True for requests whose failure is one of the classes."""
+        return np.array([f in classes for f in self.text["failure"]], dtype=np.bool_)
 
 
 def step_chunk_ns(runs: StepRuns, table: StepTable) -> Ints:

@@ -27,7 +27,9 @@ class ClientCheck:
     """How well the client itself kept up. None = not measured.
 
     receive_clock: "kernel" (SO_TIMESTAMPNS), "read" (time of the read) or "simulated".
-    send_lateness: sent - intended. backlog: kernel receive time to read time.
+    send_lateness: sent - intended. backlog: kernel receive time to read time. stamp_error: how far
+    a chunk's time may be too late because the client read late; 0 for a chunk that was alone in its
+    read and carries the kernel's time, else how long the client had not looked.
     """
 
     receive_clock: str
@@ -39,6 +41,8 @@ class ClientCheck:
     backlog_p99_s: float | None = None
     cpu_share: float | None = None
     connections: int | None = None
+    stamp_error_p99_s: float | None = None
+    stamp_error_max_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class RunFacts:
     `interrupted` is set when the user stopped it early: the window then ends where it was stopped.
     `gpus_seen` and the like are added by telemetry. `extra_requests` are those sent outside the
     records (calibration), so that client and server counts can be compared exactly.
+    `server_faults`: what happened to the server that leaves the figures without meaning (it was
+    restarted, it is gone), each in one line.
     """
 
     source: Source
@@ -76,6 +82,7 @@ class RunFacts:
     extra_prompt_tokens: int = 0
     extra_output_tokens: int = 0
     notes: tuple[str, ...] = ()
+    server_faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

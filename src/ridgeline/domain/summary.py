@@ -16,13 +16,18 @@ SUMMARY_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """Requests sent inside the window and what became of them."""
+    """Requests sent inside the window and what became of them.
+
+    `unfinished`: those that the client ended itself, at a stop or at the end of its grace time;
+    they are no failures. error_rate = failed / (sent - unfinished), None without any.
+    """
 
     sent: int
     ok: int
     failed: int
     error_rate: float | None
     failures: dict[str, int] = field(default_factory=dict)
+    unfinished: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,53 +4,38 @@ A rule whose evidence is missing says nothing. Reasons void a run, warnings do n
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.domain.metrics import per_second
 from ridgeline.domain.percentile import needed
-from ridgeline.domain.records import Floats, RunRecords
-from ridgeline.domain.run import RunFacts, Verdict, Window
-from ridgeline.domain.slo import Slo
-from ridgeline.domain.summary import Summary
-from ridgeline.domain.workload import Arrivals, Workload
+from ridgeline.domain.records import Floats
+from ridgeline.domain.run import Verdict
+from ridgeline.domain.workload import Arrivals
+from ridgeline.experiment.counts import (
+    counts_disagree,
+    impossible_usage,
+    not_checked,
+    other_lengths,
+    other_prompts,
+    server_faults,
+    unexpected_cache_hits,
+)
+from ridgeline.experiment.evidence import Doubt, Evidence, ms
+from ridgeline.experiment.steady import not_steady, silent, trend, window_too_short
+
+__all__ = ["Doubt", "Evidence", "judge", "trend"]
 
 FLOOR_S = 0.001  # below this the client's own delay is too small to matter for any figure
 LATE_SHARE = 0.05  # of the latency that a delay of the client would falsify
+LOAD_SHARE = 0.02  # of the load that a closed loop may lose by the client's delays
 CPU_VOID, CPU_WARN = 0.95, 0.8  # of one core
-TREND_SHARE = 0.10  # change over the window, of its mean
-TREND_T = 4.0  # t value of the slope: p < 0.005 with 8 points, < 0.001 with 20
-FEWEST_POINTS, MOST_POINTS = 8, 20
-CACHE_SHARE = 0.05  # prefix-cache hits above those that the workload declares
+FEWEST_REQUESTS = 10  # for any target at all; a median needs as many
+UNFINISHED_SHARE = 0.01
 KS_LIMIT = 2.2  # Kolmogorov-Smirnov: sqrt(n) D exceeds it once in 8 000 true samples
 FEWEST_GAPS = 50
 THROTTLED_SHARE = 0.05  # of the window's samples
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Everything that a rule may look at."""
-
-    records: RunRecords
-    facts: RunFacts
-    summary: Summary
-    workload: Workload
-    slo: Slo
-
-    @property
-    def window(self) -> Window:
-        """The measured part."""
-        return self.facts.window
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """What a rule found. void: the run cannot be used; otherwise it is a warning."""
-
-    text: str
-    void: bool = True
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -68,127 +53,189 @@ def nothing_to_measure(e: Evidence) -> Iterator[Doubt]:
     counts = e.summary.requests
     if counts.sent == 0:
         yield Doubt("no request was sent inside the window")
-    elif counts.ok == 0:
+    elif counts.ok == 0 and counts.failed:
         classes = ", ".join(f"{name} {n}" for name, n in counts.failures.items())
-        yield Doubt(f"every one of the {counts.sent} requests failed ({classes})")
+        said = _commonest_detail(e)
+        yield Doubt(
+            f"every one of the {counts.failed} requests failed ({classes})"
+            + (f": {said}" if said else "")
+            + "; look into the server's log"
+        )
+    elif counts.ok == 0 and not e.facts.interrupted:
+        yield Doubt(f"not one of the {counts.sent} requests was finished when the client gave up:"
+                    " give them a longer --grace")  # fmt: skip
+
+
+def _commonest_detail(e: Evidence) -> str | None:
+    details = e.records.text["failure_detail"]
+    found = Counter(d for i in np.flatnonzero(e.inside) if (d := details[i]))
+    return found.most_common(1)[0][0] if found else None
 
 
 def stopped_early(e: Evidence) -> Iterator[Doubt]:
-    """The user ended it: the figures stand for a shorter window than asked."""
+    """The user ended it, or it was cut off: what was on its way then is missing or half told."""
     if e.facts.interrupted:
-        yield Doubt(f"stopped after {e.window.seconds:.3g} s of the window", void=False)
+        yield Doubt(
+            f"stopped after {e.window.seconds:.3g} s of the window: long requests were still on"
+            " their way, so the figures lean to the short ones"
+        )
+
+
+def requests_failed(e: Evidence) -> Iterator[Doubt]:
+    """Failures are a result of the server, not a fault of the run; but nobody may miss them."""
+    counts = e.summary.requests
+    if counts.failed and counts.ok:
+        said = _commonest_detail(e)
+        yield Doubt(
+            f"{counts.failed} of {counts.failed + counts.ok} requests failed"
+            f" ({', '.join(f'{name} {n}' for name, n in counts.failures.items())})"
+            + (f", most often: {said}" if said else "")
+            + "; latencies are those of the others",
+            void=False,
+        )
+
+
+def unfinished(e: Evidence) -> Iterator[Doubt]:
+    """Requests that the client itself gave up at the end of its grace time.
+
+    They are no failures, but they are the longest ones, and without them the rest looks better.
+    """
+    counts = e.summary.requests
+    if not counts.unfinished or not counts.ok or e.facts.interrupted:
+        return
+    share = counts.unfinished / counts.sent
+    yield Doubt(
+        f"{counts.unfinished} of {counts.sent} requests ({share:.1%}) were not finished when the"
+        " client gave up: their end is not known; give a longer --grace",
+        void=share > UNFINISHED_SHARE,
+    )
 
 
 def too_few_requests(e: Evidence) -> Iterator[Doubt]:
-    """A percentile that the targets ask for and the sample cannot support."""
-    if e.summary.requests.ok == 0:
+    """A statistic that the targets ask for and the sample cannot support.
+
+    What counts is requests, for gaps too: those of one reply go together.
+    """
+    counts = e.summary.requests
+    n = counts.sent - counts.unfinished if e.facts.interrupted else counts.sent
+    if counts.ok == 0:
         return
     for limit in e.slo.limits:
-        if limit.statistic is None or not limit.statistic.startswith("p"):
-            continue
-        percent = int(limit.statistic[1:])
-        open_ttft = limit.metric == "ttft" and not e.workload.arrivals.closed_loop
-        column = "ttft_intent_s" if open_ttft else f"{limit.metric}_s"
-        n = e.summary.failures_as_infinite[column].n
-        if n < needed(percent):
-            yield Doubt(f"{limit.key} needs {needed(percent)} values, the window has {n}")
+        least = FEWEST_REQUESTS
+        if limit.statistic is not None and limit.statistic.startswith("p"):
+            least = needed(int(limit.statistic[1:]))
+        if limit.metric == "attainment" and limit.value < 1:
+            least = max(least, needed(min(99, math.floor(100 * limit.value))))
+        if n < least:
+            yield Doubt(f"{limit.key} needs {least} requests, the window has {n}")
+        elif limit.metric == "error_rate" and not counts.failed and 0 < limit.value < 3 / n:
+            # the "rule of three": the 95 % upper bound after n successes is 3 / n
+            yield Doubt(
+                f"no failure in {n} requests shows an error rate below {3 / n:.2g} only, not"
+                f" {limit}",
+                void=False,
+            )
 
 
 def client_limit(e: Evidence) -> Iterator[Doubt]:
-    """The client, not the server, decided the figures.
-
-    A late send falsifies an open loop when it is late against the TTFT, a closed loop only when it
-    is late against the whole stay of a request (it lowers the load by that share). A slow loop
-    falsifies receive times only when they are taken at the read.
-    """
-    client, summary = e.facts.client, e.summary
-    closed = e.workload.arrivals.closed_loop
-    measure = summary.e2e_s.p50 if closed else summary.ttft_s.p50
-    limit = max(FLOOR_S, LATE_SHARE * (measure or 0.0))
-    late = client.send_lateness_p99_s
-    if late is not None and late > limit:
-        against = "stay" if closed else "TTFT"
-        yield Doubt(
-            f"client limit: requests left {_ms(late)} late at p99, above {_ms(limit)}"
-            f" ({LATE_SHARE:.0%} of the median {against})"
-        )
-    lag = client.loop_lag_p99_s
-    if lag is not None and client.receive_clock == "read":
-        gap = summary.itl_s.p50 or summary.ttft_s.p50 or 0.0
-        limit = max(FLOOR_S, LATE_SHARE * gap)
-        if lag > limit:
-            yield Doubt(
-                f"client limit: the loop lagged {_ms(lag)} at p99, above {_ms(limit)},"
-                " and chunks are timed when they are read"
-            )
-    cpu = client.cpu_share
+    """The client, not the server, decided the figures."""
+    if e.records.ok.any():
+        yield from _late_sends(e)
+        yield from _late_reads(e)
+    cpu = e.facts.client.cpu_share
     if cpu is not None and cpu >= CPU_WARN:
         text = f"client limit: {cpu:.0%} of its core used" if cpu >= CPU_VOID else None
         yield Doubt(text or f"the client used {cpu:.0%} of its core", void=text is not None)
 
 
-def not_steady(e: Evidence) -> Iterator[Doubt]:
-    """Throughput (closed loop) or waiting time (open loop) that drifts through the window."""
-    if e.summary.requests.ok == 0:
-        return
-    window = e.window
-    whole = int(window.seconds)
-    if whole < FEWEST_POINTS:
-        yield Doubt(
-            f"a window of {window.seconds:.3g} s is too short to tell whether it is steady",
-            void=False,
-        )
-        return
-    rates = per_second(e.records, window.start_ns, window.start_ns + whole * 1_000_000_000)
-    drift = trend(_averages(rates))
-    if drift is not None:
-        yield Doubt(f"not steady: throughput changed by {drift:+.0%} over the window")
-    if not e.workload.arrivals.closed_loop:
-        drift = trend(_mean_by_time(e))
-        if drift is not None and drift > 0:
+def _late_sends(e: Evidence) -> Iterator[Doubt]:
+    """Requests that left later than they were meant to.
+
+    An open loop is judged by TTFT from intent, which contains the delay: it must be small against
+    the TTFT. In a closed loop TTFT counts from the sending, and a late one falsifies it not at all;
+    what it does is to lower the load, by the mean delay's share of a user's cycle. Only a target on
+    TTFT from intent makes the delay itself matter there.
+    """
+    client = e.facts.client
+    late = client.send_lateness_p99_s
+    ttft = e.median_s("first_ns")
+    if e.workload.arrivals.closed_loop:
+        delay, share = _lost_load(e)
+        if delay > FLOOR_S and share > LOAD_SHARE:
             yield Doubt(
-                f"not steady: the queue grew, TTFT from intent rose by {drift:.0%} of its mean over"
-                " the window"
+                f"client limit: requests left {ms(delay)} late on average, {share:.1%} of a user's"
+                " cycle: so much less load was offered"
+            )
+    if late is None or ttft is None:
+        return
+    limit = max(FLOOR_S, LATE_SHARE * ttft)
+    if late <= limit:
+        return
+    text = (
+        f"requests left {ms(late)} late at p99, above {ms(limit)}"
+        f" ({LATE_SHARE:.0%} of the median TTFT)"
+    )
+    from_intent = any(s.metric == "ttft_intent" for s in e.slo.limits)
+    if e.workload.arrivals.closed_loop and not from_intent:
+        yield Doubt(f"{text}: TTFT from intent contains that delay of the client", void=False)
+    else:
+        yield Doubt(f"client limit: {text}")
+
+
+def _lost_load(e: Evidence) -> tuple[float, float]:
+    """Mean delay of the window's sends (s), and its share of the mean cycle of a user."""
+    records = e.records
+    known = e.inside & ~np.isnan(records.sent_ns) & ~np.isnan(records.end_ns)
+    if not known.any():
+        return 0.0, 0.0
+    delay = float((records.sent_ns - records.intended_ns)[known].mean()) / 1e9
+    cycle = float((records.end_ns - records.intended_ns)[known].mean()) / 1e9
+    cycle += e.workload.arrivals.think_time_s
+    return delay, delay / cycle if cycle > 0 else 0.0
+
+
+def _late_reads(e: Evidence) -> Iterator[Doubt]:
+    """Chunks whose time is too late because the client did not look.
+
+    With the kernel's stamps a late reader does no harm to a chunk that is alone in its read. Chunks
+    that came together while it was away share the last one's time: the first of them looks late,
+    as if the server had stalled.
+    """
+    client, summary = e.facts.client, e.summary
+    gap = _usual_gap_s(e) or summary.ttft_s.p50 or 0.0
+    limit = max(FLOOR_S, LATE_SHARE * gap)
+    error = client.stamp_error_p99_s
+    lag = client.loop_lag_p99_s
+    if error is not None and error > limit:
+        yield Doubt(
+            f"client limit: the times of chunks are up to {ms(error)} too late at p99, above"
+            f" {ms(limit)}, because the client read them late"
+        )
+    elif lag is not None and client.receive_clock == "read" and lag > limit:
+        yield Doubt(
+            f"client limit: the loop lagged {ms(lag)} at p99, above {ms(limit)},"
+            " and chunks are timed when they are read"
+        )
+    else:
+        worst = client.stamp_error_max_s
+        if worst is not None and worst > max(FLOOR_S, gap):
+            yield Doubt(
+                f"the client did not look for up to {ms(worst)}: chunks of that moment share one"
+                " time, and worst stalls may be the client's",
+                void=False,
             )
 
 
-def trend(values: Floats) -> float | None:
-    """Change from start to end of a series as a share of its mean; None when there is none.
-
-    A straight line is fitted. It counts when it changes by more than TREND_SHARE and its slope has
-    a t value above TREND_T.
-    """
-    n, mean = len(values), float(np.mean(values)) if len(values) else 0.0
-    if n < FEWEST_POINTS or mean <= 0:
-        return None
-    x = np.arange(n) - (n - 1) / 2
-    slope = float(x @ values) / float(x @ x)
-    rest = values - mean - slope * x
-    error = math.sqrt(float(rest @ rest) / (n - 2) / float(x @ x))
-    change = slope * (n - 1) / mean
-    return change if abs(change) > TREND_SHARE and abs(slope) > TREND_T * error else None
-
-
-def _averages(rates: Floats) -> Floats:
-    """At most MOST_POINTS means of equally many seconds; a rest at the start is left out."""
-    each = -(-len(rates) // MOST_POINTS)
-    points = len(rates) // each
-    averages: Floats = rates[len(rates) - points * each :].reshape(points, each).mean(axis=1)
-    return averages
-
-
-def _mean_by_time(e: Evidence) -> Floats:
-    """Mean TTFT from intent of the requests meant to start in each of MOST_POINTS parts."""
+def _usual_gap_s(e: Evidence) -> float | None:
+    """Median gap between reads of a stream (chunks of one read left out), None without any."""
     records, window = e.records, e.window
-    intended = records.intended_ns
-    known = records.ok & (intended >= window.start_ns) & (intended < window.end_ns)
-    values = (records.first_ns - intended)[known] / 1e9
-    place = (intended[known] - window.start_ns) / (window.end_ns - window.start_ns) * MOST_POINTS
-    part = place.astype(np.int64)
-    counts = np.bincount(part, minlength=MOST_POINTS)
-    sums = np.bincount(part, values, minlength=MOST_POINTS)
-    means: Floats = sums[counts > 0] / counts[counts > 0]
-    return means
+    gaps = np.diff(records.chunk_ns)
+    apart = ~records.chunk_shared[1:]
+    starts = records.chunk_start[1:-1]
+    apart[starts[(starts > 0) & (starts < len(records.chunk_ns))] - 1] = False
+    inside = (records.chunk_ns[1:] >= window.start_ns) & (records.chunk_ns[1:] < window.end_ns)
+    found = gaps[apart & inside]
+    return float(np.median(found)) / 1e9 if len(found) else None
 
 
 def wrong_arrivals(e: Evidence) -> Iterator[Doubt]:
@@ -216,7 +263,7 @@ def _wrong_law(gaps_s: Floats, arrivals: Arrivals) -> str | None:
         off = float(np.quantile(np.abs(gaps_s - 1 / rate), 0.95))
         limit = max(FLOOR_S, 0.1 / rate)
         if off > limit:
-            return f"gaps are off the constant {_ms(1 / rate)} by {_ms(off)} at p95"
+            return f"gaps are off the constant {ms(1 / rate)} by {ms(off)} at p95"
         return None
     shape = 1.0 if arrivals.process == "poisson" else arrivals.burstiness
     ordered = np.sort(gaps_s)
@@ -237,62 +284,6 @@ def _gamma_cdf(x: Floats, shape: float) -> Floats:
 
     found: Floats = gammainc(shape, x)
     return found
-
-
-def unexpected_cache_hits(e: Evidence) -> Iterator[Doubt]:
-    """Prompts that the server knew although the workload declares fresh ones."""
-    prompts = e.workload.prompts
-    declared = 0.0
-    if prompts.shared_prefix is not None:
-        shared = prompts.shared_prefix.tokens
-        declared = shared / (shared + prompts.tokens.mean)
-    rate = _hit_rate(e)
-    if rate is not None and rate > declared + CACHE_SHARE:
-        yield Doubt(
-            f"prefix cache: {rate:.0%} of the prompt tokens were hits, the workload declares"
-            f" {declared:.0%} shared"
-        )
-
-
-def _hit_rate(e: Evidence) -> float | None:
-    """Hits per prompt token by the server's counters, else by its usage; None without both."""
-    counters = e.facts.counters
-    if counters is not None and counters.prefix_cache_queries:
-        return (counters.prefix_cache_hits or 0.0) / counters.prefix_cache_queries
-    cached, prompt = e.records.cached_tokens, e.records.prompt_tokens
-    known = ~np.isnan(cached) & ~np.isnan(prompt)
-    if not known.any() or prompt[known].sum() <= 0:
-        return None
-    return float(cached[known].sum() / prompt[known].sum())
-
-
-def counts_disagree(e: Evidence) -> Iterator[Doubt]:
-    """The server served other traffic than this run's, or the client lost some.
-
-    Only told when every request succeeded: of a failed one the server may have counted a part.
-    """
-    counters, records = e.facts.counters, e.records
-    if counters is None or e.facts.interrupted or not records.ok.all() or not len(records):
-        return
-    pairs = (
-        ("requests", counters.requests_ok, float(len(records)) + e.facts.extra_requests),
-        (
-            "prompt tokens",
-            counters.prompt_tokens,
-            float(records.prompt_tokens.sum()) + e.facts.extra_prompt_tokens,
-        ),
-        (
-            "output tokens",
-            counters.generation_tokens,
-            float(records.output_tokens.sum()) + e.facts.extra_output_tokens,
-        ),
-    )
-    for what, server, client in pairs:
-        if server is not None and not math.isnan(client) and server != client:
-            yield Doubt(
-                f"counts disagree: the server counted {server:.0f} {what}, this run {client:.0f};"
-                " something else used the server or replies were lost"
-            )
 
 
 def gpu_disturbed(e: Evidence) -> Iterator[Doubt]:
@@ -318,16 +309,21 @@ def gpu_disturbed(e: Evidence) -> Iterator[Doubt]:
 
 RULES = (
     nothing_to_measure,
+    server_faults,
     stopped_early,
+    requests_failed,
+    unfinished,
     too_few_requests,
+    window_too_short,
     client_limit,
     not_steady,
+    silent,
     wrong_arrivals,
     unexpected_cache_hits,
     counts_disagree,
+    impossible_usage,
+    other_prompts,
+    other_lengths,
     gpu_disturbed,
+    not_checked,
 )
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
