@@ -303,7 +303,8 @@ def test_usage_that_does_not_grow_is_not_believed() -> None:
         facts, records = drive(HttpEndpoint(mock.url), requests=2, prompt_tokens=40)
         assert {len(s.json()["messages"][0]["content"].split()) for s in mock.served[3:]} == {40}
     assert all(r.failure is None for r in records)
-    assert any("do not grow" in note for note in facts.notes)
+    assert any("does not depend on the prompt" in note for note in facts.notes)
+    assert "prompt_fit" not in facts.server  # nothing was learnt, and nothing pretends so
 
 
 def test_the_engine_of_a_url() -> None:

@@ -89,8 +89,26 @@ def test_fitting() -> None:
     assert noisy.drift_tokens > 1
     with pytest.raises(ValueError, match="two different"):
         fit_tokens([(32, 50), (32, 51)])
-    with pytest.raises(ValueError, match="do not grow"):
-        fit_tokens([(32, 50), (64, 50)])
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [(32, 50), (64, 50)],
+        [(32, 50), (64, 49)],
+        # a constant count: rounding leaves a slope of 1e-16, and prompts of 1e16 words would follow
+        [(32, 10), (8, 10), (25, 10)],
+        [(32, 7), (900, 7), (77, 7)],
+        [(32, 50), (256, 52), (1000, 61)],  # seven words a token, and more
+        [(32, 5000), (64, 12000)],
+    ],
+)
+def test_a_count_that_does_not_depend_on_the_prompt_fits_nothing(
+    samples: list[tuple[int, int]],
+) -> None:
+    with pytest.raises(ValueError, match="does not depend on the prompt") as caught:
+        fit_tokens(samples)
+    assert f"{samples[0][1]} for {samples[0][0]} words" in str(caught.value)
 
 
 def test_long_prompts_cost_little() -> None:

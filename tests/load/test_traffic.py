@@ -136,8 +136,8 @@ def test_stop_keeps_what_was_measured() -> None:
     assert 0.5e9 <= outcome.result.window.end_ns < 2e9
     failures = Counter(r.failure for r in outcome.records)
     assert failures[None] > 10
-    assert failures["cancelled"] <= 2
-    assert set(failures) <= {None, "cancelled"}
+    assert failures["stopped"] <= 2
+    assert set(failures) <= {None, "stopped"}
 
 
 def test_live_figures() -> None:

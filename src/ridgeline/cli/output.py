@@ -4,6 +4,7 @@ The only place that knows the terminal. Colour goes when NO_COLOR is set or nobo
 """
 
 import json
+import os
 import shlex
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.domain.errors import BadInput, RidgelineError
+from ridgeline.domain.secrets import mask, mask_all
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +25,7 @@ NOT_COMPLETED = 3
 
 def say(line: str) -> None:
     """One line for the person, on standard error."""
-    print(line, file=sys.stderr, flush=True)
+    print(mask(line), file=sys.stderr, flush=True)
 
 
 def command_line() -> str:
@@ -48,11 +50,40 @@ def console(*, to_stderr: bool = False) -> "Console":
     return found
 
 
+def ensure_json_target(target: str | None) -> None:
+    """Find out before the work, not after it, that --json cannot be written; raises BadInput."""
+    if target in (None, "-"):
+        return
+    path = Path(target)
+    reason = None
+    if path.is_dir():
+        reason = "is a directory"
+    elif not path.parent.is_dir():
+        reason = "no such folder"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        reason = "permission denied"
+    if reason is not None:
+        raise BadInput(f"cannot write ({reason})", where=target, fix="give another file to --json")
+
+
+def ensure_folder_target(folder: Path) -> None:
+    """The same for --out: every part of the path that exists must be a folder."""
+    for part in (folder, *folder.parents):
+        if part.is_dir():
+            return
+        if part.exists() or part.is_symlink():
+            raise BadInput(
+                "is a file, and a folder is needed",
+                where=str(part),
+                fix="give another folder to --out",
+            )
+
+
 def write_json(target: str | None, body: Any) -> None:
     """Write `body` to a file, to standard output for "-", nowhere for None."""
     if target is None:
         return
-    text = json.dumps(body, indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(mask_all(body), indent=1, ensure_ascii=False, allow_nan=False)
     if target == "-":
         print(text, flush=True)
         return
@@ -77,7 +108,7 @@ def explain(error: BaseException) -> int:
     with tempfile.NamedTemporaryFile(
         "w", prefix="ridgeline-traceback-", suffix=".txt", delete=False, encoding="utf-8"
     ) as file:
-        traceback.print_exception(error, file=file)
+        file.write(mask("".join(traceback.format_exception(error))))
     kind = type(error).__name__
     say(f"ridgeline: unexpected {kind}: {one_line(str(error))}; the traceback is in {file.name}")
     return NOT_COMPLETED

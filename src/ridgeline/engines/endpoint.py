@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from ridgeline import __version__
 from ridgeline.domain.errors import BadInput, EndpointError
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.records import MemorySink, RecordSink, RequestRecord, RunEvent, StepTable
-from ridgeline.domain.run import RunFacts, SilentWatch, Source, Watch
+from ridgeline.domain.run import ClientCheck, RunFacts, SilentWatch, Source, Watch, Window
 from ridgeline.domain.workload import Arrivals, Lengths, Prompts, Workload
 from ridgeline.engines.base import DrivePlan, Endpoint, Timeouts
 from ridgeline.engines.probe import ServerInfo, api_key_from_environment, auth_headers, probe
@@ -38,9 +38,12 @@ DRIFT_SHARE = 0.01  # a prompt length further from its plan than this is told
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How words become tokens at this server, and what finding out has cost it."""
+    """How words become tokens at this server, and what finding out has cost it.
 
-    fit: TokenFit
+    fit None: the server does not let itself be asked; prompt lengths are words then.
+    """
+
+    fit: TokenFit | None
     requests: int
     prompt_tokens: int
     output_tokens: int
@@ -50,8 +53,9 @@ class Calibration:
 class HttpEndpoint:
     """One or several base URLs of one model (replicas, asked in turn); see the Endpoint port.
 
-    model None: the first that the server names. `server` is what the caller knows about it. The
-    API key comes from the environment (RIDGELINE_API_KEY or OPENAI_API_KEY) and is stored nowhere.
+    model None: the first that the server names. `server` is what the caller knows about it.
+    `timeouts`, when given, take the place of a plan's own. The API key comes from the environment
+    (RIDGELINE_API_KEY or OPENAI_API_KEY) and is stored nowhere.
     """
 
     source: Source = "measured"
@@ -62,15 +66,17 @@ class HttpEndpoint:
         *,
         model: str | None = None,
         server: Mapping[str, object] | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
         listed = [urls] if isinstance(urls, str) else list(urls)
         self._addresses = [parse_address(url) for url in listed]
         self._model = model
         self._server = dict(server or {})
+        self._timeouts = timeouts
         self._api_key = api_key_from_environment()
         self._sites: list[Site] = []
         self._info: ServerInfo | None = None
-        self._fits: dict[str, TokenFit] = {}
+        self._fits: dict[str, TokenFit | None] = {}
 
     def info(self) -> ServerInfo:
         """Who answers; asks each address once. Raises EndpointError or BadInput."""
@@ -88,16 +94,30 @@ class HttpEndpoint:
         """Offer the plan's traffic; see Endpoint.drive."""
         info = self.info()
         sites = self._sites
+        if self._timeouts is not None:
+            plan = replace(plan, timeouts=self._timeouts)
         _refuse_too_long(plan.schedule, info, self._addresses[0])
         before = self._scrape()
-        calibration = self._calibrate(plan, sites[0], info)
-        maker = PromptMaker(plan.schedule.workload, plan.salt, calibration.fit)
+        calibration = self._calibrate(plan, sites[0], info, watch)
+        if watch.stop_asked():
+            return _stopped_before(self.source)
+        maker = PromptMaker(plan.schedule.workload, plan.salt, calibration.fit or TokenFit())
         tally = _Tally(sink)
         result = self._run(plan, sites, maker, tally, watch)
         after = settled_metrics(
             self._scrape, before, tally.ok + calibration.requests, pause=time.sleep
         )
         return self._facts(info, calibration, tally, result, (before, after))
+
+    def _still_there(self) -> list[str]:
+        """What is wrong with the addresses now, each in one line; empty when all answer."""
+        wrong = []
+        for address in self._addresses:
+            try:
+                address.get("/v1/models", auth_headers(self._api_key), CONNECT_S)
+            except EndpointError as error:
+                wrong.append(f"the server no longer answered after the run: {error.what}")
+        return wrong
 
     def _scrape(self) -> Scrape | None:
         headers = auth_headers(self._api_key)
@@ -147,7 +167,9 @@ class HttpEndpoint:
 
     # -- calibration
 
-    def _calibrate(self, plan: DrivePlan, site: Site, info: ServerInfo) -> Calibration:
+    def _calibrate(
+        self, plan: DrivePlan, site: Site, info: ServerInfo, watch: Watch
+    ) -> Calibration:
         """Fit tokens to words with up to three short requests, once for each kind of endpoint.
 
         It is also the proof that streaming works: raises EndpointError with the server's words
@@ -161,28 +183,35 @@ class HttpEndpoint:
         prompt_tokens = output_tokens = 0
         words = PROBE_WORDS
         for tokens in (mean, high, None):
-            record = self._ask_once(plan, site, words, len(samples))
+            record = self._ask_once(plan, site, words, len(samples), watch)
+            if record is None:
+                return Calibration(None, len(samples), prompt_tokens, output_tokens)
             output_tokens += record.output_tokens or 0
             if record.prompt_tokens is None:
                 note = "the server reports no usage: prompt lengths are words, not counted tokens"
-                self._fits[plan.endpoint] = TokenFit()
-                return Calibration(TokenFit(), 1, 0, output_tokens, (note,))
+                self._fits[plan.endpoint] = None
+                return Calibration(None, len(samples) + 1, prompt_tokens, output_tokens, (note,))
             prompt_tokens += record.prompt_tokens
             samples.append((words, record.prompt_tokens))
             if tokens is None:
                 break
             words = _next_words(samples, tokens, info.max_model_len)
         notes: tuple[str, ...] = ()
+        fit: TokenFit | None = None
         try:
             fit = fit_tokens(samples)
         except ValueError as error:
-            fit = TokenFit()
             notes = (f"{error}: prompt lengths are words, not counted tokens",)
         self._fits[plan.endpoint] = fit
         return Calibration(fit, len(samples), prompt_tokens, output_tokens, notes)
 
-    def _ask_once(self, plan: DrivePlan, site: Site, words: int, number: int) -> RequestRecord:
-        """Send one calibration request; raises EndpointError when it fails."""
+    def _ask_once(
+        self, plan: DrivePlan, site: Site, words: int, number: int, watch: Watch
+    ) -> RequestRecord | None:
+        """Send one calibration request; None when the user stopped it.
+
+        Raises EndpointError when it fails.
+        """
         one = Schedule(
             Workload(
                 Arrivals(users=1),
@@ -201,8 +230,12 @@ class HttpEndpoint:
         )
         sink = MemorySink()
         maker = PromptMaker(one.workload, f"{plan.salt}-calibration-{number}")
-        probe_plan = DrivePlan(one, plan.salt, plan.endpoint, plan.timeouts)
-        self._run(probe_plan, [site] * len(self._addresses), maker, sink, SilentWatch())
+        # a window of one request is over as soon as that is sent: its time-outs end it, no grace
+        limits = replace(plan.timeouts, grace_s=plan.timeouts.total_s or one.workload.duration_s)
+        probe_plan = DrivePlan(one, plan.salt, plan.endpoint, limits)
+        self._run(probe_plan, [site] * len(self._addresses), maker, sink, _StopOnly(watch))
+        if watch.stop_asked() or not sink.requests:
+            return None
         record = sink.requests[0]
         # two tokens may well be no text (half a character): the usage is what is asked for here
         if record.failure in (None, "no_tokens"):
@@ -225,11 +258,17 @@ class HttpEndpoint:
     ) -> RunFacts:
         before, after = scrapes
         notes = [*calibration.notes, *result.notes]
+        faults = list(result.faults)
         drift = tally.drift
         if drift is not None and abs(drift) > DRIFT_SHARE:
             notes.append(f"prompts were {drift:+.1%} off their planned length on average")
         if before is not None and after is not None and restarted(before, after):
-            notes.append("the server was restarted during the run")
+            faults.append("the server was restarted during the run")
+        if not faults and (tally.broken or (before is not None and after is None)):
+            faults += self._still_there()
+        if not faults and before is not None and after is None:
+            faults.append("the server's /metrics could not be read any more after the run")
+        fit = calibration.fit
         server: dict[str, object] = {
             "urls": [address.url for address in self._addresses],
             "model": info.model,
@@ -237,7 +276,7 @@ class HttpEndpoint:
             "max_model_len": info.max_model_len,
             "engine": info.engine,
             "version": info.version,
-            "prompt_fit": asdict(calibration.fit),
+            "prompt_fit": None if fit is None else asdict(fit),
             "prompt_drift": drift,
             **self._server,
         }
@@ -252,13 +291,20 @@ class HttpEndpoint:
             extra_prompt_tokens=calibration.prompt_tokens,
             extra_output_tokens=calibration.output_tokens,
             notes=tuple(notes),
+            server_faults=tuple(faults),
         )
 
 
 class EndpointEngine:
-    """The engine that is a URL: starts and stops nothing. See the Engine port."""
+    """The engine that is a URL: starts and stops nothing. See the Engine port.
+
+    `timeouts`, when given, take the place of a plan's own.
+    """
 
     name = "endpoint"
+
+    def __init__(self, timeouts: Timeouts | None = None) -> None:
+        self._timeouts = timeouts
 
     @contextlib.contextmanager
     def start(self, configuration: Configuration) -> Iterator[Endpoint]:
@@ -268,22 +314,45 @@ class EndpointEngine:
                 "engine endpoint needs the URL of a running server",
                 fix="give one: `ridgeline bench http://HOST:PORT`",
             )
-        endpoint = HttpEndpoint(configuration.url, model=configuration.model or None)
+        endpoint = HttpEndpoint(
+            configuration.url, model=configuration.model or None, timeouts=self._timeouts
+        )
         endpoint.info()
         yield endpoint
 
 
+class _StopOnly(SilentWatch):
+    """Shows nothing, but lets the user stop it."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def stop_asked(self) -> bool:
+        """What the watch behind it says."""
+        return self._watch.stop_asked()
+
+
+def _stopped_before(source: Source) -> RunFacts:
+    """The facts of a drive that the user stopped before its first request."""
+    return RunFacts(source, Window(0, 0), ClientCheck("read"), interrupted=True)
+
+
 class _Tally:
-    """Passes records on and adds up how far prompts were from their plan."""
+    """Passes records on and adds up how far prompts were from their plan.
+
+    `broken`: a connection was refused or ended in the middle of a reply.
+    """
 
     def __init__(self, sink: RecordSink) -> None:
         self._sink = sink
         self.ok = 0
+        self.broken = False
         self._planned = 0
         self._counted = 0
 
     def request(self, record: RequestRecord) -> None:
         """Take one ended request."""
+        self.broken |= record.failure in ("connect", "stream_cut")
         if record.failure is None:
             self.ok += 1
             if record.prompt_tokens is not None:

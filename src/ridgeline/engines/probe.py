@@ -2,15 +2,16 @@
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.domain.errors import BadInput, EndpointError, nearest
+from ridgeline.domain.secrets import KEY_VARIABLES, SHORTEST, mask
 from ridgeline.load.address import Address
 from ridgeline.load.openai import reply_text
 
 TIMEOUT_S = 10.0
-KEY_VARIABLES = ("RIDGELINE_API_KEY", "OPENAI_API_KEY")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,12 @@ def api_key_from_environment() -> str | None:
         if key:
             if not key.isascii() or not key.isprintable():
                 raise BadInput("the API key has characters that no key has", where=name)
+            if len(key) < SHORTEST:
+                raise BadInput(
+                    f"an API key of fewer than {SHORTEST} characters cannot be kept out of results",
+                    where=name,
+                    fix="unset it if the server wants none",
+                )
             return key
     return None
 
@@ -52,7 +59,7 @@ def probe(address: Address, model: str | None, api_key: str | None) -> ServerInf
     if status != 200:
         raise refusal(address, status, kind, body, has_key=api_key is not None)
     entries = _models(address, kind, body)
-    names = tuple(entry["id"] for entry in entries)
+    names = tuple(mask(entry["id"]) for entry in entries)
     if model is None:
         entry = entries[0]
     elif model in names:
@@ -63,14 +70,27 @@ def probe(address: Address, model: str | None, api_key: str | None) -> ServerInf
             where=address.url,
             fix=f"it serves {', '.join(names)}",
         )
-    limit, owner = entry.get("max_model_len"), entry.get("owned_by")
     return ServerInfo(
         model=entry["id"],
         served=names,
-        max_model_len=limit if isinstance(limit, int) and limit > 0 else None,
-        engine=owner if isinstance(owner, str) and owner else None,
+        max_model_len=_length(entry.get("max_model_len")),
+        engine=_plain(entry.get("owned_by")),
         version=_version(address, headers),
     )
+
+
+def _length(value: object) -> int | None:
+    """A number of tokens (true and false are none, though Python counts with them)."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < sys.maxsize:
+        return value
+    return None
+
+
+def _plain(value: object) -> str | None:
+    """A short word of the server's own, None when it is not one that can be shown and stored."""
+    if isinstance(value, str) and value and value.isprintable() and len(value) <= 200:
+        return mask(value)
+    return None
 
 
 def refusal(
@@ -79,7 +99,7 @@ def refusal(
     """The error for a status that is not 200."""
     text = f"HTTP {status}"
     if kind != "text/html" and body:
-        text += f" ({reply_text(body)})"
+        text += f" ({mask(reply_text(body))})"
     if status in (401, 403):
         fix = "the API key is not accepted" if has_key else "set RIDGELINE_API_KEY"
     elif status == 404:
@@ -103,11 +123,19 @@ def _models(address: Address, kind: str, body: bytes) -> list[dict[str, Any]]:
             f"answers with {what}", where=where, fix="give the base URL of the API"
         ) from None
     data = value.get("data") if isinstance(value, dict) else None
-    entries = [
+    named = [
         entry
         for entry in (data if isinstance(data, list) else [])
         if isinstance(entry, dict) and isinstance(entry.get("id"), str)
     ]
+    # A name goes to the terminal and into pages: one with control characters is not asked for.
+    entries = [entry for entry in named if entry["id"].isprintable() and entry["id"]]
+    if named and not entries:
+        raise EndpointError(
+            "names its model with control characters, or not at all",
+            where=where,
+            fix="serve it under a plain name",
+        )
     if not entries:
         raise EndpointError(
             "lists no model", where=where, fix="is this an OpenAI-compatible server?"
@@ -122,5 +150,4 @@ def _version(address: Address, headers: dict[str, str]) -> str | None:
         value = json.loads(body.decode("utf-8")) if status == 200 else None
     except (EndpointError, ValueError, RecursionError):
         return None
-    version = value.get("version") if isinstance(value, dict) else None
-    return version if isinstance(version, str) else None
+    return _plain(value.get("version")) if isinstance(value, dict) else None

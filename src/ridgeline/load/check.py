@@ -34,8 +34,7 @@ class SelfCheck:
         """Start to count; what the warm-up left is forgotten."""
         now = time.monotonic_ns()
         self._began = now, time.process_time_ns()
-        self._clock.backlog.clear()
-        self._clock.unstamped = 0
+        self._clock.forget()
         self._due_ns = now + BEAT_NS
         self._loop.call_at(self._due_ns, self._beat)
 
@@ -75,6 +74,7 @@ class SelfCheck:
     def result(self, connections: int) -> ClientCheck:
         """The figures of the window."""
         backlog, unstamped = self._clock.backlog, self._clock.unstamped
+        errors = self._clock.errors
         kernel = len(backlog) > 0 and len(backlog) >= KERNEL_SHARE * (len(backlog) + unstamped)
         return ClientCheck(
             receive_clock="kernel" if kernel else "read",
@@ -86,6 +86,8 @@ class SelfCheck:
             backlog_p99_s=_seconds(backlog.percentile_ns(99)) if kernel else None,
             cpu_share=self._cpu_share,
             connections=connections,
+            stamp_error_p99_s=_seconds(errors.percentile_ns(99)),
+            stamp_error_max_s=_seconds(errors.max_ns),
         )
 
 

@@ -55,12 +55,16 @@ class KernelClock:
     `steps` counts the clock steps seen. A step makes stamps unusable for SETTLE_NS: what was
     stamped before it can still be waiting to be read. `backlog` collects, in ns, how long the last
     segment of each read had waited for it; `unstamped` counts the reads without a kernel stamp.
+    `errors` collects, for every content chunk, how far its time may be too late (ns).
     """
 
     def __init__(self) -> None:
         self.steps = 0
         self.backlog = Digest()
         self.unstamped = 0
+        self.errors = Digest()
+        self._late_ns = 0
+        self._kernel = False
         self._offset_ns = self._distance()
         self._distrust_until_ns = 0
 
@@ -86,12 +90,30 @@ class KernelClock:
             self._distrust_until_ns = now_ns + SETTLE_NS
         self._offset_ns = offset
 
-    def note_read(self, backlog_ns: int, kernel: bool) -> None:
-        """Count one read of a reply."""
+    def note_read(self, backlog_ns: int, late_ns: int, kernel: bool) -> None:
+        """Count one read of a reply; late_ns: how long the client had not looked before it."""
+        self._kernel = kernel
+        self._late_ns = max(late_ns, backlog_ns if kernel else 0)
         if kernel:
             self.backlog.add(backlog_ns)
         else:
             self.unstamped += 1
+
+    def note_chunks(self, count: int) -> None:
+        """Count the content chunks of the read noted last.
+
+        A read has one stamp, that of its last segment. A chunk that is alone in its read has its
+        own time however late the reader was. Chunks that came together may have come one by one
+        while the reader was away: all but the last of them may be that much earlier.
+        """
+        alone = count == 1 and self._kernel
+        self.errors.add(0 if alone else max(self._late_ns, 0), count)
+
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self.backlog.clear()
+        self.errors.clear()
+        self.unstamped = 0
 
     def receive_ns(
         self, stamp_real_ns: int | None, read_ns: int, not_before_ns: int

@@ -18,9 +18,12 @@ class Digest:
         self._counts = np.zeros(_BINS, dtype=np.int64)
         self._max = 0
 
-    def add(self, value_ns: int) -> None:
-        """Take one duration."""
-        self._fresh.append(value_ns)
+    def add(self, value_ns: int, count: int = 1) -> None:
+        """Take a duration, `count` times."""
+        if count == 1:
+            self._fresh.append(value_ns)
+        else:
+            self._fresh.extend([value_ns] * count)
         if len(self._fresh) >= _FOLD:
             self._fold()
 

@@ -17,6 +17,7 @@ from ridgeline.load.live import LiveView
 from ridgeline.load.loop import Loop
 from ridgeline.load.pool import Pool
 from ridgeline.load.request import InFlight
+from ridgeline.load.scheduling import short_slices
 from ridgeline.load.traffic import Launch, traffic_of
 from ridgeline.workload.schedule import PlannedRequest, Schedule
 
@@ -45,7 +46,8 @@ class Limits:
 class DriveResult:
     """What a drive leaves besides its records. Times in ns from the run's zero.
 
-    zero_ns: the run's zero on the monotonic clock.
+    zero_ns: the run's zero on the monotonic clock. faults: what happened to the server that leaves
+    the figures without meaning.
     """
 
     zero_ns: int
@@ -53,6 +55,7 @@ class DriveResult:
     client: ClientCheck
     interrupted: bool
     notes: tuple[str, ...]
+    faults: tuple[str, ...] = ()
 
 
 class Driver:
@@ -91,6 +94,7 @@ class Driver:
         self._offering = True
         self._interrupted = False
         self._notes: list[str] = []
+        self._faults: list[str] = []
         self._in_flight: dict[int, InFlight] = {}
         self._index = 0
         self._sent_inside = 0
@@ -101,7 +105,7 @@ class Driver:
         """Offer the whole schedule and follow it to its end."""
         ensure_open_files(self._traffic.connections)
         try:
-            with _calm_collector():
+            with _calm_collector(), short_slices():
                 self._connect()
                 self._begin()
                 self._loop.run()
@@ -121,6 +125,7 @@ class Driver:
             self._check.result(sum(pool.peak for pool in self._pools)),
             self._interrupted,
             tuple(self._notes),
+            tuple(self._faults),
         )
 
     # -- phases
@@ -184,13 +189,14 @@ class Driver:
         self._start_ns = min(self._start_ns, self._end_ns)
         self._close_window()
 
-    def _cancel_all(self, detail: str, *, drop_unsent: bool) -> None:
+    def _cancel_all(self, failure: str, detail: str, *, drop_unsent: bool) -> None:
         now = time.monotonic_ns()
         for request in list(self._in_flight.values()):
-            if self._pools[request.target].forget(request) and drop_unsent:
+            waits = self._pools[request.target].forget(request)
+            if waits and drop_unsent and request.sent_ns is None:
                 del self._in_flight[request.index]
             else:
-                request.give_up(now, "cancelled", detail)
+                request.give_up(now, failure, detail)
         self._loop.stop()
 
     # -- requests
@@ -209,6 +215,7 @@ class Driver:
             parts=self._make_request(launch.planned, launch.identity, target),
             ended=self._ended,
             again=self._pools[target].retry,
+            arrived=self._clock.note_chunks,
         )
         self._index += 1
         self._in_flight[request.index] = request
@@ -225,7 +232,7 @@ class Driver:
         self._sent_inside += 1
         if self._sent_inside == self._schedule.workload.requests:
             for other in list(self._in_flight.values()):
-                if self._pools[other.target].forget(other):
+                if other.sent_ns is None and self._pools[other.target].forget(other):
                     del self._in_flight[other.index]
             self._end_early(request.sent_ns + 1)
 
@@ -258,29 +265,32 @@ class Driver:
             pool.sweep(now)
         limits = self._limits
         for request in list(self._in_flight.values()):
-            if request.sent_ns is not None:
+            if request.connection is not None:
                 request.overdue(now, limits.first_ns, limits.gap_ns, limits.total_ns)
         if self._offering and self._watch.stop_asked():
             self._interrupted = True
             self._end_early(now)
-            self._cancel_all("stopped by the user", drop_unsent=True)
+            self._cancel_all("stopped", "stopped by the user", drop_unsent=True)
         elif self._offering and now - self._last_good_ns > DEAD_NS and self._gone():
             details = {pool.last_detail for pool in self._pools if pool.last_detail}
             text = f"no connection for {DEAD_NS / 1e9:g} s: {', '.join(sorted(details))}"
             self._tell(RunEvent(now - self._zero_ns, "server_error", text))
-            self._notes.append(f"ended early: {text}")
+            self._faults.append(f"the server is gone: {text}")
             self._end_early(now)
-            self._cancel_all("the server is gone", drop_unsent=False)
-        elif not self._offering and (
-            now > self._deadline_ns or (self._in_flight and self._watch.stop_asked())
-        ):
-            self._cancel_all("unfinished at the end of the grace time", drop_unsent=False)
+            self._cancel_all("connect", "the server is gone", drop_unsent=False)
+        elif not self._offering and self._in_flight and self._watch.stop_asked():
+            self._interrupted = True
+            self._cancel_all("stopped", "stopped by the user", drop_unsent=False)
+        elif not self._offering and now > self._deadline_ns:
+            grace_s = self._limits.grace_ns / 1e9
+            text = f"not finished {grace_s:g} s after the window, when the client gave up"
+            self._cancel_all("cancelled", text, drop_unsent=False)
         self._loop.call_at(now + SWEEP_NS, self._sweep)
 
     def _gone(self) -> bool:
         """True when requests only fail to connect."""
         return any(pool.failed_connects for pool in self._pools) and all(
-            request.sent_ns is None for request in self._in_flight.values()
+            request.connection is None for request in self._in_flight.values()
         )
 
     def _tell(self, event: RunEvent) -> None:

@@ -19,6 +19,10 @@ from ridgeline.load.loop import READ, WRITE, Loop
 from ridgeline.load.tls import Tls
 
 READ_BYTES = 1 << 18
+# A connection that the server closed before the request reached it says so within one way there
+# and back, which is what connecting took. Whatever holds a request for longer has had it.
+STALE_NS = 5_000_000
+LONGEST_TRIP_NS = 250_000_000
 
 CONNECTING, HANDSHAKE, IDLE, BUSY, CLOSED = range(5)
 
@@ -68,14 +72,15 @@ class Connection:
 
     `connect_ns` is how long connecting took (with TLS: and the handshake); `served` counts
     complete replies; `answered` is true once a byte of the current reply has come; `reusable`
-    tells after a reply whether another request may follow.
+    tells after a reply whether another request may follow; `stale`, after an exchange that ended
+    unanswered, that the connection had been closed before the request could reach the server.
     """
 
     __slots__ = (
         "_ancillary_bytes", "_body_end", "_clock", "_complete", "_content_type", "_exchange",
-        "_fd", "_floor_ns", "_framed", "_loop", "_out", "_owner", "_parser", "_pieces", "_sock",
-        "_status", "_surplus", "_tls", "answered", "connect_ns", "on_body", "reusable", "served",
-        "site", "started_ns", "state",
+        "_fd", "_floor_ns", "_framed", "_loop", "_out", "_owner", "_parser", "_pieces", "_sent_ns",
+        "_sock", "_status", "_surplus", "_tls", "answered", "connect_ns", "on_body", "reusable",
+        "served", "site", "stale", "started_ns", "state",
     )  # fmt: skip
 
     def __init__(self, loop: Loop, clock: KernelClock, site: Site, owner: Owner) -> None:
@@ -91,6 +96,7 @@ class Connection:
         self.connect_ns = 0
         self.served = 0
         self.answered = False
+        self.stale = False
         self.reusable = True
         self._reset_reply()
 
@@ -159,10 +165,11 @@ class Connection:
         assert self.state == IDLE
         self._exchange, self.state = exchange, BUSY
         self._reset_reply()
-        self.answered = False
+        self.answered = self.stale = False
+        self._sent_ns = 0
         if self._tls is not None:
             parts = [self._tls.encrypt(b"".join(parts))]
-        self._floor_ns = sent_ns = time.monotonic_ns()
+        self._floor_ns = self._sent_ns = sent_ns = time.monotonic_ns()
         try:
             gone = self._sock.sendmsg(parts)
         except BlockingIOError:
@@ -232,7 +239,7 @@ class Connection:
             if not data:
                 return
         if self.state == BUSY:
-            self._clock.note_read(read_ns - stamp_ns, kernel)
+            self._clock.note_read(read_ns - stamp_ns, read_ns - self._loop.since_ns, kernel)
             self._feed(data, stamp_ns, kernel)
         else:
             self._gone("unasked bytes from the server")
@@ -272,6 +279,10 @@ class Connection:
             # a body without a length ends with the connection
             whole = self._status is not None and not self._framed and reason.startswith("closed")
             self.reusable = False
+            if not self.answered:
+                # the news of it came after the loop last looked, and no later than now
+                waited_ns = self._loop.since_ns - self._sent_ns
+                self.stale = waited_ns <= STALE_NS + min(self.connect_ns, LONGEST_TRIP_NS)
             self._end(time.monotonic_ns(), None if whole else reason)
         elif self.state == IDLE:
             self.close()

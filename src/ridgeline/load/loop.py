@@ -20,7 +20,12 @@ Handler = Callable[[int], None]
 
 
 class Poller(Protocol):
-    """Waits for sockets. `poll` returns (fd, READ | WRITE bits) pairs; errors count as READ."""
+    """Waits for sockets. `poll` returns (fd, READ | WRITE bits) pairs; errors count as READ.
+
+    `slept`: the last poll found nothing at first and waited.
+    """
+
+    slept: bool
 
     def register(self, fd: int, mask: int) -> None:
         """Watch a new fd."""
@@ -43,6 +48,7 @@ class EpollPoller:
     """
 
     def __init__(self) -> None:
+        self.slept = False
         self._epoll = select.epoll()
         # select() takes descriptors below FD_SETSIZE only
         self._exact = self._epoll.fileno() < 1024
@@ -62,7 +68,8 @@ class EpollPoller:
     def poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
         """Wait up to timeout_s (None: without end) for at most BATCH events."""
         events = self._epoll.poll(0, BATCH)
-        if events or timeout_s == 0:
+        self.slept = not events and timeout_s != 0
+        if not self.slept:
             return events
         if not self._exact:
             return self._epoll.poll(timeout_s, BATCH)
@@ -78,6 +85,7 @@ class SelectorPoller:
     """The same where there is no epoll."""
 
     def __init__(self) -> None:
+        self.slept = True
         self._selector = selectors.DefaultSelector()
 
     @staticmethod
@@ -123,6 +131,9 @@ class Loop:
     """Runs handlers of sockets and timers until stopped. Not thread-safe; `now_ns` is monotonic.
 
     `before_turn(now_ns)` is called once a turn, after the wait and before any handler.
+    `since_ns`: what this turn hands out came after this time, or was waited for and handed out at
+    once. The distance to now is how long bytes may have lain unread because the loop was busy, or
+    because its process did not run.
     """
 
     def __init__(self, before_turn: Callable[[int], None] | None = None) -> None:
@@ -132,6 +143,7 @@ class Loop:
         self._sequence = itertools.count()
         self._before_turn = before_turn
         self._running = False
+        self.since_ns = self._looked_ns = time.monotonic_ns()
 
     def add(self, fd: int, handler: Handler, mask: int) -> None:
         """Call `handler(bits)` when fd is ready."""
@@ -159,13 +171,23 @@ class Loop:
         """Handle sockets and timers until `stop`."""
         self._running = True
         handlers, timers, poll = self._handlers, self._timers, self._poller.poll
+        self._looked_ns = time.monotonic_ns()
         while self._running:
             wait_s = None
+            called_ns = time.monotonic_ns()
             if timers:
-                wait_s = max(0, timers[0][0] - time.monotonic_ns()) / 1e9
+                wait_s = max(0, timers[0][0] - called_ns) / 1e9
             events = poll(wait_s)
+            woke_ns = time.monotonic_ns()
+            if not self._poller.slept:
+                self.since_ns = self._looked_ns
+            else:  # asleep, it is woken at once, or by the timer: later than that, it did not run
+                due_ns = woke_ns if wait_s is None else max(called_ns, timers[0][0])
+                self.since_ns = min(woke_ns, due_ns)
+            if len(events) < BATCH:  # else some may be left for the next turn
+                self._looked_ns = woke_ns if self._poller.slept else called_ns
             if self._before_turn is not None:
-                self._before_turn(time.monotonic_ns())
+                self._before_turn(woke_ns)
             for fd, bits in events:
                 handler = handlers.get(fd)
                 if handler is not None:  # an earlier handler of this batch may have removed it

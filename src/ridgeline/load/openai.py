@@ -8,6 +8,7 @@ from typing import Any
 from ridgeline.load.sse import BadStream
 
 ENDPOINTS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+_MOST_TOKENS = 1 << 40  # a count above this is none
 _MARK = "\ufffcPROMPT\ufffc"
 
 
@@ -153,8 +154,8 @@ def read_usage(value: object) -> Usage | None:
 
 
 def _count(value: object) -> int | None:
-    """A count of tokens; anything else than a whole number >= 0 was not reported."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    """A count of tokens; anything else than a sane whole number >= 0 was not reported."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_TOKENS:
         return value
     return None
 

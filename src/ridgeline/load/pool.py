@@ -16,9 +16,10 @@ class Pool:
     """Hands connections to requests and opens what is missing. Implements `http.Owner`.
 
     `spare`: how many idle connections are kept ready. `on_sent(request)` is called when a
-    request's bytes went to the kernel. A request whose kept connection turns out to be closed
-    before a byte of the reply came is sent once more, on a new one. A server that does this to
-    STALE requests and never lets a connection be used twice gets a new one for each request.
+    request's bytes went to the kernel. A request whose kept connection turns out to have been
+    closed before it was used is sent once more, on a new one; its time still counts from the first
+    sending. A server that does this to STALE requests and never lets a connection be used twice
+    gets a new one for each request.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class Pool:
             self._all.discard(connection)
             return False
         request.connection, request.kept = connection, kept
-        request.sent_ns = sent_ns
+        if request.sent_ns is None:
+            request.sent_ns = sent_ns
         request.connect_ns = connection.connect_ns if first_use else 0
         self._on_sent(request)
         return True
@@ -96,7 +98,6 @@ class Pool:
     def retry(self, request: InFlight) -> None:
         """Send again on a new connection what a closed one left unanswered."""
         request.retries += 1
-        request.sent_ns = None
         self._again.append(request)
         self.open(1)
         self._stale += 1

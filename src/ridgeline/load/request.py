@@ -5,10 +5,12 @@ from collections.abc import Callable
 import numpy as np
 
 from ridgeline.domain.records import RequestRecord
+from ridgeline.domain.secrets import MASK
 from ridgeline.load.http import Connection
 from ridgeline.load.reply import Reply
 from ridgeline.workload.schedule import PlannedRequest
 
+LONGEST_DETAIL = 500
 DONE_WAIT_NS = 1_000_000_000  # how long the stream may stay open after its end marker
 
 
@@ -16,13 +18,15 @@ class InFlight:
     """One request from its launch to its record. Implements `http.Exchange`. Times: monotonic ns.
 
     `ended(request, connection)` is called once, when its record can be made; `again(request)`
-    instead when its kept-alive connection had closed before a byte of the reply came: that says
-    nothing about the server's work, and every HTTP client sends such a request once more.
+    instead when its kept-alive connection had been closed before the request could reach the
+    server: that says nothing about the server's work, and every HTTP client sends such a request
+    once more. `arrived(chunks)` is called for each read that brings content chunks.
     """
 
     __slots__ = (
-        "_again", "_ended", "connect_ns", "connection", "detail", "end_ns", "failure", "index",
-        "intended_ns", "kept", "parts", "planned", "reply", "retries", "sent_ns", "target", "user",
+        "_again", "_arrived", "_ended", "connect_ns", "connection", "detail", "end_ns", "failure",
+        "index", "intended_ns", "kept", "parts", "planned", "reply", "retries", "sent_ns",
+        "target", "user",
     )  # fmt: skip
 
     def __init__(
@@ -36,6 +40,7 @@ class InFlight:
         parts: list[bytes],
         ended: Callable[["InFlight", Connection | None], None],
         again: Callable[["InFlight"], None],
+        arrived: Callable[[int], None],
     ) -> None:
         self.index, self.user, self.planned = index, user, planned
         self.target = target  # index of its site
@@ -50,7 +55,7 @@ class InFlight:
         self.detail: str | None = None
         self.reply = Reply()
         self.kept = False  # its connection had been kept, not opened for it
-        self._ended, self._again = ended, again
+        self._ended, self._again, self._arrived = ended, again, arrived
 
     # -- http.Exchange
 
@@ -61,11 +66,16 @@ class InFlight:
 
     def on_body(self, block: bytes, stamp_ns: int, kernel: bool) -> bool:
         """Body bytes of one read."""
-        return self.reply.body(block, stamp_ns, kernel)
+        stamps = self.reply.stamps
+        before = len(stamps)
+        good = self.reply.body(block, stamp_ns, kernel)
+        if len(stamps) > before:
+            self._arrived(len(stamps) - before)
+        return good
 
     def on_end(self, connection: Connection, at_ns: int, problem: str | None) -> None:
         """The reply is complete, or nothing more will come."""
-        if problem is not None and self.kept and not connection.answered and not self.retries:
+        if problem is not None and self.kept and connection.stale and not self.retries:
             self.connection = None
             self._again(self)
             return
@@ -119,9 +129,9 @@ class InFlight:
         """
         reply, usage = self.reply, self.reply.usage
         stamps = np.frombuffer(reply.stamps, dtype=np.int64) - zero_ns
-        detail = self.detail
+        detail = None if self.detail is None else printable(self.detail)
         if detail is not None and hide:
-            detail = detail.replace(hide, "***")
+            detail = detail.replace(hide, MASK)
 
         def since(ns: int | None) -> int | None:
             return None if ns is None else ns - zero_ns
@@ -141,7 +151,7 @@ class InFlight:
             cached_tokens=usage.cached_tokens if usage else None,
             failure=self.failure,
             failure_detail=detail,
-            finish_reason=reply.finish_reason,
+            finish_reason=None if reply.finish_reason is None else printable(reply.finish_reason),
             http_status=reply.status,
             connect_ns=self.connect_ns,
             first_answer_ns=since(reply.first_answer_ns),
@@ -151,3 +161,9 @@ class InFlight:
             chunk_ns=stamps,
             chunk_shared=np.frombuffer(reply.shared, dtype=np.bool_),
         )
+
+
+def printable(text: str) -> str:
+    """A server's words as one line that a terminal cannot be steered by."""
+    flat = " ".join(text.split())[:LONGEST_DETAIL]
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in flat)

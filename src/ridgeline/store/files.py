@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.errors import StoreError
+from ridgeline.domain.secrets import mask_all
 
 _FIXES = {
     errno.ENOSPC: "free some space and start the same command again: finished runs are kept",
@@ -74,8 +75,11 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, body: Any) -> None:
-    """Write indented JSON atomically. NaN and infinity are refused: they are not JSON."""
-    text = json.dumps(body, indent=1, ensure_ascii=False, allow_nan=False)
+    """Write indented JSON atomically. NaN and infinity are refused: they are not JSON.
+
+    API keys are masked: the last line of defence against a server that quotes one.
+    """
+    text = json.dumps(mask_all(body), indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(path, (text + "\n").encode())
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from ridgeline.domain.errors import StoreError
 from ridgeline.domain.records import RequestRecord, RunEvent, StepTable
+from ridgeline.domain.secrets import mask_all
 from ridgeline.store import codec
 from ridgeline.store.files import store_error
 
@@ -52,6 +53,7 @@ class Journal:
 
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
         self.path = path
+        self._study = path.parent.parent  # of <study>/<run>/<journal>
         self._buffer = bytearray(MAGIC)
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -64,7 +66,7 @@ class Journal:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise store_error(error, path) from error
-        self._append(HEAD, json.dumps(head, separators=(",", ":")).encode())
+        self._append(HEAD, json.dumps(mask_all(head), separators=(",", ":")).encode())
         self._flush()
         self._raise_error()
         self._thread = threading.Thread(target=self._flush_often, name="journal", daemon=True)
@@ -84,7 +86,7 @@ class Journal:
 
     def facts(self, facts: dict[str, Any]) -> None:
         """Take what is known at the end of the run: the frame that says it was not torn."""
-        self._append(FACTS, json.dumps(facts, separators=(",", ":")).encode())
+        self._append(FACTS, json.dumps(mask_all(facts), separators=(",", ":")).encode())
 
     def close(self) -> None:
         """Write what is left and let go of the file; raises StoreError if that fails."""
@@ -127,7 +129,9 @@ class Journal:
             while data and self._error is None:
                 data = data[os.write(self._fd, data) :]
         except OSError as error:
-            self._error = store_error(error, self.path)
+            found = store_error(error, self.path)
+            kept = f"what was measured is kept, see `ridgeline report {self._study}`"
+            self._error = StoreError(found.what, where=found.where, fix=f"{found.fix}; {kept}")
 
 
 def is_being_written(path: Path) -> bool:

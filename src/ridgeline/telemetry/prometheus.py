@@ -1,10 +1,12 @@
 """A server's /metrics page: one reading of it, and the difference of two.
 
 A metric that is not on the page is None ("absent in this version"), never 0. Several series of
-one name (one per engine of a data-parallel server) are summed.
+one name (one per engine of a data-parallel server) are summed. A value that is NaN or infinite
+was not measured: its sum is None too.
 """
 
 import http.client
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -31,6 +33,7 @@ GENERATION_TOKENS = "vllm:generation_tokens_total"
 CACHE_QUERIES = "vllm:prefix_cache_queries_total"
 CACHE_HITS = "vllm:prefix_cache_hits_total"
 PREEMPTIONS = "vllm:num_preemptions_total"
+STARTED = "process_start_time_seconds"
 TTFT_SUM = "vllm:time_to_first_token_seconds_sum"
 TTFT_COUNT = "vllm:time_to_first_token_seconds_count"
 COUNTERS = (
@@ -63,7 +66,8 @@ class Scrape:
     def total(self, name: str) -> float | None:
         """The sum over all series, None when the server does not export the metric."""
         found = self.series(name)
-        return sum(s.value for s in found) if found else None
+        total = sum(s.value for s in found)
+        return total if found and math.isfinite(total) else None
 
     def alias_used(self, name: str) -> str | None:
         """The older name under which the metric was found, None when under its own or not."""
@@ -151,7 +155,8 @@ def settled_metrics(
 
 
 def difference(before: Scrape, after: Scrape, name: str) -> float | None:
-    """How much a counter grew, summed over its series; None when `after` lacks it.
+    """How much a counter grew, summed over its series; None when `after` lacks it or either
+    reading has a value that is no number.
 
     A series that is smaller than before was restarted: all that it shows is new then. A series
     that `before` did not have began at 0.
@@ -164,11 +169,17 @@ def difference(before: Scrape, after: Scrape, name: str) -> float | None:
     for series in found:
         was = old.get(_key(series), 0.0)
         grown += series.value - was if series.value >= was else series.value
-    return grown
+    known = math.isfinite(grown) and all(map(math.isfinite, old.values()))
+    return grown if known else None
 
 
 def restarted(before: Scrape, after: Scrape) -> bool:
-    """True when a counter fell: the server was started anew between the two readings."""
+    """True when the server was started anew between the two readings: a counter fell, or the
+    process says another start time (which a counter that has caught up again cannot hide).
+    """
+    begun = [{s.value for s in scrape.series(STARTED)} for scrape in (before, after)]
+    if begun[0] and begun[1] and begun[0] != begun[1]:
+        return True
     return any(
         series.value < old
         for name in COUNTERS
@@ -210,7 +221,9 @@ def _successes(before: Scrape, after: Scrape) -> float | None:
 
     if not after.series(REQUESTS):
         return None
-    return difference(good(before), good(after), REQUESTS) or 0.0
+    if not good(after).samples[REQUESTS]:
+        return 0.0
+    return difference(good(before), good(after), REQUESTS)
 
 
 def _key(series: Series) -> tuple[tuple[str, str], ...]:

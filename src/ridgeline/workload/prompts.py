@@ -32,6 +32,9 @@ WORDS = tuple(
     turn money full road early open light keep along half door book read town wall move real north
     """.split()  # noqa: SIM905 (a column of 256 quoted words would be unreadable)
 )
+# Tokens that one of these short words can cost. Characters as tokens make about 5; below, whole
+# phrases would have to be one token, or the count is not of this prompt.
+LEAST_PER_WORD, MOST_PER_WORD = 0.1, 20.0
 HEAD_WORDS = 8  # 64 bits make a prompt's beginning its own
 _MASK = (1 << 64) - 1
 _MIN_FILLER = 1 << 15
@@ -65,7 +68,7 @@ class TokenFit:
 def fit_tokens(samples: Sequence[tuple[int, int]]) -> TokenFit:
     """Least-squares line through (words, prompt tokens); needs two different word counts.
 
-    Raises ValueError when the counts do not grow with the words.
+    Raises ValueError when the counts do not grow with the words as those of a tokenizer do.
     """
     words = np.array([s[0] for s in samples], dtype=np.float64)
     tokens = np.array([s[1] for s in samples], dtype=np.float64)
@@ -73,8 +76,11 @@ def fit_tokens(samples: Sequence[tuple[int, int]]) -> TokenFit:
     if not (spread != 0).any():
         raise ValueError("two different word counts are needed")
     slope = float((spread * tokens).sum() / (spread * spread).sum())
-    if slope <= 0:
-        raise ValueError("the server's prompt_tokens do not grow with the prompt")
+    if not LEAST_PER_WORD <= slope <= MOST_PER_WORD:
+        raise ValueError(
+            "the server's usage.prompt_tokens does not depend on the prompt as tokens do"
+            f" ({', '.join(f'{t} for {w} words' for w, t in samples)})"
+        )
     overhead = float(tokens.mean() - slope * words.mean())
     misses = np.abs(tokens - overhead - slope * words)
     return TokenFit(slope, overhead, float(misses.max()))

@@ -1,39 +1,14 @@
 """What the server asks of the operating system for its own process, and its end by signal."""
 
 import contextlib
-import ctypes
 import os
-import platform
 import signal
-import struct
-import sys
 from collections.abc import Callable
 from types import FrameType
 
 from ridgeline.domain.errors import RunFailed
 from ridgeline.engines.twin_server.server import TwinServer
-
-# sched_setattr(2) has no wrapper in most C libraries; its number depends on the machine.
-_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
-_SLICE_NS = 100_000
-
-
-def ask_for_short_slices() -> None:
-    """Ask the scheduler to let this thread in quickly, in turn for short slices of time.
-
-    On a machine whose cores are all busy a woken thread otherwise waits for the running slices to
-    end, several milliseconds. Linux 6.12 and later take the wish from anybody (sched_setattr(2),
-    sched_runtime of SCHED_OTHER) and it takes no share of time from others; older ones ignore it.
-    """
-    number = _SCHED_SETATTR.get(platform.machine())
-    if sys.platform != "linux" or number is None:
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        nice = os.getpriority(os.PRIO_PROCESS, 0)
-        # struct sched_attr: its size, then the policy (0 is SCHED_OTHER), flags, nice, priority,
-        # and three times in ns of which the first is the slice.
-        attributes = struct.pack("=IIQiIQQQ", 48, 0, 0, nice, 0, _SLICE_NS, 0, 0)
-        ctypes.CDLL(None).syscall(number, 0, attributes, 0)
+from ridgeline.load.scheduling import ask_for_short_slices
 
 
 def ask_for_real_time() -> str | None:
