@@ -48,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="write the scores as JSON; - is stdout")
     parser.add_argument("--rows", action="store_true", help="print every row")
     parser.add_argument("--fit", action="store_true", help="fit the GPUs' constants and store them")
+    parser.add_argument("--gpu", metavar="NAME", help="with --fit: only this GPU's constants")
     parser.add_argument("--floors", action="store_true", help="exit 1 when the bars are missed")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     given = parser.parse_args(arguments)
@@ -68,7 +69,7 @@ def _run(given: argparse.Namespace) -> int:
     with ProcessPoolExecutor(given.processes) as pool:
         if given.fit:
             assert rows_path is not None
-            _fit(silicon.read_rows(rows_path), pool, say)
+            _fit(silicon.read_rows(rows_path), pool, say, given.gpu)
             return 0
         if rows_path is not None:
             body["silicon"] = _silicon(silicon.read_rows(rows_path), pool, say, each=given.rows)
@@ -162,11 +163,13 @@ def _trace(recorded: trace.Trace, say: Say) -> dict[str, Any]:
     return body
 
 
-def _fit(rows: list[silicon.Row], pool: ProcessPoolExecutor, say: Say) -> None:
-    """Fit each GPU's constants on the fitting cells and store them."""
+def _fit(rows: list[silicon.Row], pool: ProcessPoolExecutor, say: Say, only: str | None) -> None:
+    """Fit each GPU's constants (or only one's) on the fitting cells and store them."""
     cells = silicon.fitting_cells(rows)
-    gpus: dict[str, Any] = {}
+    gpus: dict[str, Any] = json.loads(CONSTANTS.read_text("utf-8"))["gpus"] if only else {}
     for name in dict.fromkeys(silicon.gpu_of(r).name for r in rows):
+        if only and find_gpu(only).name != name:
+            continue
         part = [r for r in rows if r.cell in cells and silicon.gpu_of(r).name == name]
         if not part:
             continue

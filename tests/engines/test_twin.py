@@ -23,7 +23,7 @@ from ridgeline.domain.workload import (
 )
 from ridgeline.engines.base import DrivePlan, Engine, Timeouts
 from ridgeline.engines.twin import TwinEngine
-from ridgeline.twin.constants import Constants
+from ridgeline.twin.constants import Constants, priors_for
 from ridgeline.workload.schedule import Schedule, draw_schedule
 
 
@@ -139,7 +139,8 @@ def test_the_parts_of_a_step_add_up_to_its_time(base):
     # In pure decode launches hide behind the GPU: the columns' formula is the engine loop's.
     decode = t.mode == FULL_GRAPH
     usual = np.median(t.parts["launch"][decode])
-    assert usual == pytest.approx(36 * 7_000 + 300_000, abs=50)
+    c = priors_for("H200-SXM")
+    assert usual == pytest.approx(36 * c.small_kernels_ns_per_layer + c.step_gap_ns, abs=50)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,9 @@ def test_capturing_larger_graphs_frees_mixed_steps(base):
 def test_fp8_shortens_the_gaps(base):
     fp8 = run(max_num_seqs=64, quantization="fp8")
     assert np.median(fp8.gaps_ms) < np.median(base.gaps_ms)
-    assert fp8.tokens_per_s > base.tokens_per_s
+    # Half of the stock steps wait for launches; with all of them in graphs FP8 gives tokens too.
+    wide = {"max_num_seqs": 64, "max_cudagraph_capture_size": 1024}
+    assert run(quantization="fp8", **wide).tokens_per_s > run(**wide).tokens_per_s
 
 
 def test_two_replicas_carry_more_and_take_turns(base):

@@ -13,7 +13,12 @@ from ridgeline.twin.replica import STEP_FIELDS, Replica
 from ridgeline.twin.scheduler import Scheduler
 
 ROUND = Constants(
-    schedule_ns=1, schedule_ns_per_request=0, update_ns=2, update_ns_per_request=0, launch_tail_ns=0
+    prompt_step_ns=0,
+    schedule_ns=1,
+    schedule_ns_per_request=0,
+    update_ns=2,
+    update_ns_per_request=0,
+    launch_tail_ns=0,
 )
 
 
@@ -66,6 +71,18 @@ def test_a_long_launch_delays_the_delivery_of_the_step_before_it():
     # Step 1 is launched from 5 to 35: step 0 was done at 11 but is handed over after that.
     assert steps[:2] == [(0, 11, 1), (11, 35, 0)]
     assert handed[0] == 37
+
+
+def test_a_step_with_prompts_costs_the_host_more():
+    """As the first, with 7 ns more before the step that carries the prompt, and only there."""
+    replica = Replica(0, Scheduler(knobs(), 100), FakeCost())
+    replica._prompt_ns = 7
+    replica.inbox.append(request(0, 4, 3))
+    now = 0
+    while now is not None:
+        now = replica.turn(now)
+    ends = [row[STEP_FIELDS.index("end")] for row in replica.rows]
+    assert ends == [18, 28, 38]
 
 
 def test_an_idle_replica_does_not_count_the_wait_for_work_as_a_step():

@@ -62,6 +62,10 @@ class Constants:
     # engine core, per step and per request in it
     schedule_ns: float = 150_000.0  # 70 .. 260 us a step seen with vLLM on a CPU
     schedule_ns_per_request: float = 1_500.0  # guess
+    # A step that carries prompts: batch state and attention metadata are built anew. H200: chosen
+    # so that throughput of the mixed rows is met; the eager row's slow steps and one user's TTFT
+    # ask for 4 to 10 ms.
+    prompt_step_ns: float = 4_000_000.0
     update_ns: float = 100_000.0  # guess
     update_ns_per_request: float = 4_000.0  # guess
 

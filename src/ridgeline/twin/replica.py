@@ -48,6 +48,7 @@ class Replica:
         c = cost.constants
         self._schedule_ns = int(c.schedule_ns)
         self._schedule_ns_each = int(c.schedule_ns_per_request)
+        self._prompt_ns = int(c.prompt_step_ns)
         self._update_ns = int(c.update_ns)
         self._update_ns_each = int(c.update_ns_per_request)
         self._tail_ns = int(c.launch_tail_ns)
@@ -91,6 +92,8 @@ class Replica:
         start = self._gpu_free if self._busy else now
         self._busy = True
         ready = now + self._schedule_ns + (decodes + chunks) * self._schedule_ns_each
+        if chunks:
+            ready += self._prompt_ns
         launched = ready + cost.launch_ns(mode)
         begin = start if start > ready else ready
         end = begin + int(cost.gpu_ns(decision, padded))
