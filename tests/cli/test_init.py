@@ -10,6 +10,7 @@ import pytest
 
 from ridgeline.cli.main import run
 from ridgeline.domain.errors import BadInput
+from ridgeline.experiment.engines import refusal
 from ridgeline.workload.serve_command import parse_serve_command
 from ridgeline.workload.study import Study
 from ridgeline.workload.studyfile import load_study, parse_study
@@ -106,8 +107,8 @@ def test_secrets_are_never_written(command: str, capsys: pytest.CaptureFixture[s
 
 
 def test_harmless_and_unknown_options_are_kept_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    command = "vllm serve m --port 8000 --served-model-name a b --max-num-seq 3 --wonder-flag 7"
-    text, messages = made(capsys, "--from", command)
+    command = "vllm serve Qwen/Qwen3-4B --port 8000 --served-model-name a b --max-num-seq 3"
+    text, messages = made(capsys, "--from", f"{command} --wonder-flag 7")
     assert "#   --port 8000" in text
     assert "#   --served-model-name a b" in text
     assert messages.count("\n") == 1
@@ -182,6 +183,47 @@ def test_mistakes_are_one_line(
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     assert words in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "engine", "gone", "words"),
+    [
+        (["--model", "Qwen/Qwen3-4B"], "twin", None, ""),
+        (["--model", "some/model-that-nobody-knows"], "vllm", None, "unknown model"),
+        (["--from", "vllm serve Qwen/Qwen3-4B -pp 2"], "vllm", None, "pipeline parallelism"),
+        (["--from", "vllm serve Qwen/Qwen3-4B --spec-method ngram --spec-tokens 2"], "vllm", None,
+         "speculative decoding"),
+        (["--from", "vllm serve Qwen/Qwen3-32B --gpu-memory-utilization 0.5"], "vllm", None,
+         "no available memory for the cache blocks"),
+        (["--from", "vllm serve Qwen/Qwen3-4B --max-model-len 512"], "twin", None, ""),
+        (["--from", "vllm serve Qwen/Qwen3-4B --max-num-seqs 5000"], "twin", "seqs-10000",
+         "left out experiment seqs-10000"),
+    ],
+)  # fmt: skip
+def test_what_is_written_can_run(
+    arguments: list[str],
+    engine: str,
+    gone: str | None,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text, messages = made(capsys, *arguments)
+    study = parse_study(text)
+    assert study.engine == engine
+    assert words in messages
+    assert messages.count("\n") == bool(words)
+    assert [refusal(spec) for spec in study.experiments] == [None] * len(study.experiments)
+    assert gone is None or gone not in [spec.name for spec in study.experiments]
+    assert gone is None or f"# - {{name: {gone}" in text
+
+
+def test_a_model_that_needs_more_gpus_gets_them(capsys: pytest.CaptureFixture[str]) -> None:
+    text, messages = made(capsys, "--model", "Qwen/Qwen3-32B", "--gpu", "A100-SXM-40GB")
+    study = parse_study(text)
+    assert study.engine == "twin"
+    assert (study.baseline.configuration.gpus or 1) > 1
+    assert refusal(study.baseline) is None
+    assert "does not fit on one" in messages
 
 
 def test_a_file_is_not_overwritten_unasked(

@@ -4,12 +4,16 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ridgeline.cli.output import one_line, say
-from ridgeline.domain.errors import BadInput
+from ridgeline.domain.errors import BadInput, RunFailed
+
+if TYPE_CHECKING:
+    from ridgeline.workload.serve_command import ServeCommand
+    from ridgeline.workload.study import Study
 
 
 def init(
@@ -36,7 +40,6 @@ def init(
         ServeCommand,
         parse_serve_command,
     )
-    from ridgeline.workload.studyfile import parse_study  # noqa: PLC0415
 
     if (command is None) == (model is None):
         raise BadInput("give either --from 'vllm serve ...' or --model M")
@@ -45,13 +48,57 @@ def init(
         hardware = known_gpu(gpu)
     except BadInput as error:
         raise BadInput(error.what, where="--gpu") from None
-    text = study_text(found.model, found.knobs, hardware.name, found.harmless, found.unknown,
-                      fp8="fp8" in hardware.flops)  # fmt: skip
-    parse_study(text, "the study file made from the command")
+    text, told = _that_runs(found, hardware.name, fp8="fp8" in hardware.flops,
+                            running=command is not None)  # fmt: skip
+    for line in told:
+        say(f"ridgeline: {line}")
     if found.unknown:
         say(f"ridgeline: not understood, kept as comments: {one_line(', '.join(found.unknown))}")
     _write(out, text, force=force)
     return 0
+
+
+def _that_runs(
+    found: "ServeCommand", gpu: str, *, fp8: bool, running: bool
+) -> tuple[str, list[str]]:
+    """A study file that its engine accepts, and what had to be changed for it, a line each.
+
+    A running server's options are facts, so where the twin refuses them the engine is vllm. A model
+    that is only a wish gets as many GPUs as it needs. An experiment that is refused is left out.
+    """
+    from ridgeline.experiment.engines import refusal  # noqa: PLC0415
+    from ridgeline.workload.studyfile import parse_study  # noqa: PLC0415
+
+    def made(knobs: Mapping[str, Any], engine: str = "twin", **more: Any) -> tuple[str, "Study"]:
+        text = study_text(
+            found.model, knobs, gpu, found.harmless, found.unknown, fp8=fp8, engine=engine, **more
+        )
+        return text, parse_study(text, "the study file made from the command")
+
+    knobs, told = dict(found.knobs), []
+    text, study = made(knobs)
+    problem = refusal(study.baseline)
+    if problem is not None and not running and isinstance(problem, RunFailed):
+        for ranks in (2, 4, 8):
+            more, wider = made({**knobs, "tensor_parallel_size": ranks})
+            if refusal(wider.baseline) is None:
+                told.append(f"the model does not fit on one {gpu}: tensor_parallel_size {ranks}")
+                knobs["tensor_parallel_size"] = ranks
+                text, study, problem = more, wider, None
+                break
+    if problem is not None:
+        why = one_line(str(problem))
+        told.append(f"the twin cannot run this ({why}); the file says engine: vllm")
+        return made(knobs, "vllm", engine_why=why)[0], told
+    left_out = {
+        spec.name: one_line(str(error))
+        for spec in study.experiments[1:]
+        if (error := refusal(spec)) is not None
+    }
+    if left_out:
+        told += [f"left out experiment {name}: {why}" for name, why in left_out.items()]
+        text, _ = made(knobs, left_out=left_out)
+    return text, told
 
 
 def _write(out: str, text: str, *, force: bool) -> None:
@@ -77,23 +124,30 @@ def study_text(
     unknown: tuple[str, ...] = (),
     *,
     fp8: bool,
+    engine: str = "twin",
+    engine_why: str | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> str:
-    """The commented study file as text."""
+    """The commented study file as text.
+
+    engine_why: what stands against the twin. left_out: experiments to be commented out, with why.
+    """
+    hint = "predicts, needs no GPU; `vllm` measures on real ones"
+    if engine_why is not None:
+        hint = f"needs the GPUs; the twin cannot run this: {engine_why}"
     lines = [
         "# A Ridgeline study: what is compared, under which traffic, against which limits.",
         "# `ridgeline schema` prints its JSON Schema for editors.",
         f"name: {_value(_name(model))}",
         f"model: {_value(model)}",
-        "engine: twin  # predicts, needs no GPU; `vllm` measures on real ones",
+        f"engine: {engine}  # {hint}",
         "hardware:",
         f"  gpu: {gpu}",
         "  # price_per_gpu_hour: 3.95  # USD; without a price there is no cost per token",
         "",
         "workload:  # put in your traffic: the answer depends on it more than on anything else",
         "  arrivals: {users: 100}  # each sends one request after another; or {rate_per_s: 20}",
-        "  prompts: {tokens: {mean: 256, spread: 0.5}}  # 128 to 384 tokens, all equally likely",
-        "  # prompts that begin alike: {tokens: 64, shared_prefix: {tokens: 1024, groups: 8}}",
-        "  output_tokens: {min: 64, max: 192}",
+        *_lengths(knobs.get("max_model_len")),
         "  warmup_s: 20",
         "  duration_s: 90",
         "  seed: 7",
@@ -109,8 +163,22 @@ def study_text(
     if unknown:
         lines += ["  # options that Ridgeline does not know; they are left out:"]
         lines += [f"  #   {one_line(option)}" for option in unknown]
-    lines += ["", *_experiments(knobs, fp8=fp8 and not quantised), "", "repeats: 3"]
+    tries = _experiments(knobs, left_out or {}, fp8=fp8 and not quantised)
+    lines += ["", *tries, "", "repeats: 3"]
     return "\n".join(lines) + "\n"
+
+
+def _lengths(limit: int | None) -> list[str]:
+    """Prompt and output lengths that the model's context takes, the longest of both together."""
+    mean, low, high = 256, 64, 192
+    if limit is not None and limit < 576:
+        mean, low, high = max(1, limit // 3), max(1, limit // 12), max(1, limit // 4)
+    return [
+        f"  prompts: {{tokens: {{mean: {mean}, spread: 0.5}}}}"
+        f"  # {mean // 2} to {mean + mean // 2} tokens, all equally likely",
+        "  # prompts that begin alike: {tokens: 64, shared_prefix: {tokens: 1024, groups: 8}}",
+        f"  output_tokens: {{min: {low}, max: {high}}}",
+    ]
 
 
 def _name(model: str) -> str:
@@ -140,7 +208,7 @@ def _baseline(knobs: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _experiments(knobs: Mapping[str, Any], *, fp8: bool) -> list[str]:
+def _experiments(knobs: Mapping[str, Any], left_out: Mapping[str, str], *, fp8: bool) -> list[str]:
     """What is worth trying first from this starting point, each with its reason."""
     tries: list[tuple[str, str, str]] = []
     seqs = knobs.get("max_num_seqs")
@@ -170,7 +238,11 @@ def _experiments(knobs: Mapping[str, Any], *, fp8: bool) -> list[str]:
         tries.append(
             ("budget-4096", "{max_num_batched_tokens: 4096}", "shorter steps while prompts come in")
         )
-    return [
-        "experiments:  # each is one change from the baseline",
-        *(f"  - {{name: {name}, set: {change}}}  # {why}" for name, change, why in tries),
-    ]
+    some = any(name not in left_out for name, _, _ in tries)
+    head = "experiments:" if some else "experiments: []"
+    lines = [f"{head}  # each is one change from the baseline"]
+    for name, change, why in tries:
+        one = f"- {{name: {name}, set: {change}}}"
+        refused = left_out.get(name)
+        lines.append(f"  {one}  # {why}" if refused is None else f"  # {one}  refused: {refused}")
+    return lines

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ridgeline.domain.errors import BadInput, RunFailed, nearest
+from ridgeline.domain.errors import BadInput, RidgelineError, RunFailed, nearest
 from ridgeline.domain.knobs import Configuration
 from ridgeline.engines.base import Engine
 from ridgeline.engines.resident import KeepsEngines
@@ -73,6 +73,22 @@ def check_startable(study: Study, file: str) -> None:
             place = f"{file}:{line}: experiment {spec.name}" if line else f"{file}: {spec.name}"
             where = place if not key else f"{place}: {key}"
             raise BadInput(error.what, where=where, fix=error.fix) from None
+
+
+def refusal(spec: ExperimentSpec) -> RidgelineError | None:
+    """Why an experiment cannot run as it stands: a mistake, or a twin that does not fit in memory.
+
+    None when nothing is known against it; a real engine's own checks are not foreseen.
+    """
+    try:
+        _check_spec(spec)
+        if spec.configuration.engine == "twin":
+            from ridgeline.engines.twin import twin_of  # noqa: PLC0415
+
+            twin_of(spec.configuration)
+    except RidgelineError as error:
+        return error
+    return None
 
 
 def _check_spec(spec: ExperimentSpec) -> None:
