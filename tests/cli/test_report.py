@@ -39,6 +39,20 @@ def test_a_copied_study_gives_table_and_page(
     assert capfd.readouterr().out == ""
 
 
+def test_lines_in_a_pipe_end_where_their_words_end(stored: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ridgeline.cli.main", "report", str(stored)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) > 8
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert max(map(len, lines)) <= 80
+    assert "small · Qwen/Qwen3-0.6B · all 2 runs valid" in lines
+
+
 def test_what_is_no_study_is_one_line(
     stored: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ class FakeVllm:
             f'vllm:request_success_total{{finished_reason="length"}} {self.requests}\n'
             f"vllm:prompt_tokens_total {self.prompt}\n"
             f"vllm:generation_tokens_total {self.generated}\n"
+            "process_start_time_seconds 1.7e+09\n"
         )
         return page(200, "text/plain", body.encode())
 
@@ -137,6 +138,7 @@ def test_counts_agree_exactly_with_the_servers_own() -> None:
     server = facts.server
     assert (server["model"], server["max_model_len"]) == ("tiny", 4096)
     assert server["version"] == "0.32.0"
+    assert server["process_starts"] == [1.7e9]
 
 
 def test_prompts_come_out_as_long_as_planned() -> None:

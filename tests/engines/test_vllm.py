@@ -33,6 +33,13 @@ def configuration(**knobs: object) -> Configuration:
     return Configuration("tiny", Knobs().with_changes(knobs), engine="vllm")
 
 
+def test_numbers_are_passed_with_all_their_digits() -> None:
+    knobs = Knobs(gpu_memory_utilization=0.123456789, watermark=1e-7)
+    assert serve_arguments(knobs) == [
+        "--watermark", "1e-07", "--gpu-memory-utilization", "0.123456789",
+    ]  # fmt: skip
+
+
 def test_knobs_become_the_arguments_that_vllm_takes() -> None:
     knobs = Knobs(
         max_num_seqs=64,

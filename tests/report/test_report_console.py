@@ -7,7 +7,8 @@ from rich.console import Console
 from study_factory import CASES, bench, study
 
 from ridgeline.report import console
-from ridgeline.report.model import ErrorLine
+from ridgeline.report.html import render
+from ridgeline.report.model import COST, Difference, ErrorLine
 
 T = "\u2009"
 
@@ -97,3 +98,32 @@ def test_a_twin_behind_http_is_not_taken_for_a_real_engine():
 def test_tokens_per_gpu_are_only_told_where_the_gpus_are_known():
     assert "per GPU" not in printed(console.single_run(bench()))
     assert "per GPU" in printed(console.study(study()), 150)
+
+
+def test_how_many_comparisons_and_how_pairs_were_measured_is_said():
+    report = replace(study(), warnings=("fp8 and graphs are not interleaved in repeat 2",))
+    text = joined(printed(console.study(report)))
+    assert "not adjusted for the 11 comparisons" in text
+    assert "about 0.6 would look clearly different by chance" in text
+    assert "warning: fp8 and graphs are not interleaved in repeat 2" in text
+    assert "adjusted" not in joined(printed(console.study(study(cases=CASES[:2]))))
+
+
+def test_an_equal_figure_is_called_equal():
+    report = study(cases=CASES[:2])
+    equal = Difference(0.001, -0.002, 0.003, "no clear difference", 3, "equal within 0.5 %")
+    rows = (report.rows[0], replace(report.rows[1], against_baseline={COST: equal}))
+    text = joined(printed(console.study(replace(report, rows=rows)), 150))
+    assert "+0.1 % (−0.2 to 0.3 %), equal within 0.5 %" in text
+
+
+def test_other_numerics_stand_in_the_table():
+    report = study(cases=CASES[:2])
+    row = report.rows[1]
+    assert row.configuration is not None
+    knobs = row.configuration.knobs.with_changes({"quantization": "fp8"})
+    changed = replace(row, configuration=replace(row.configuration, knobs=knobs))
+    report = replace(report, rows=(report.rows[0], changed))
+    assert "numerics change" in joined(printed(console.study(report)))
+    page = render(report)
+    assert "numerics change: output quality was not checked" in page

@@ -239,3 +239,42 @@ def test_half_failed_is_told_in_the_servers_words(tmp_path):
     assert "<b>no</b>" not in page
     assert whole.rows[0].series.values["in_flight"]
     assert replace(whole, rows=()).row("run") is None
+
+
+def test_the_page_says_of_which_run_its_pictures_are_and_how_limits_are_judged(report):
+    assert {row.details_of for row in report.rows} == {"eight-r1", "thirty-two-r1"}
+    page = render(replace(report, warnings=("pairs lie far apart",)))
+    told = "Of repeat 1 alone; the figures of the table are over all valid repeats."
+    assert page.count(told) == page.count('<section aria-labelledby="h-roofline"') + page.count(
+        '<section aria-labelledby="h-ecdf'
+    ) + page.count('<section aria-labelledby="h-time"')
+    assert page.count(told) >= 3
+    assert "A limit is met when every valid repeat meets it" in page
+    assert "pairs lie far apart." in page
+
+
+def test_what_an_earlier_study_file_left_is_shown_apart(folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    edited = STUDY.replace("thirty-two", "forty").replace("max_num_seqs: 32", "max_num_seqs: 40")
+    edited = edited.replace("repeats: 2", "repeats: 1")
+    run_plan(
+        plan_of(parse_study(edited, "small.yaml")),
+        StudyDirectory(copy),
+        engine_named,
+        SilentStudyWatch(),
+        command="ridgeline study small.yaml",
+        study_text=edited,
+        cores=1,
+    )
+    report = load_report(copy)
+    assert [row.name for row in report.rows] == ["eight", "forty", "thirty-two"]
+    old = report.row("thirty-two")
+    assert old.void
+    assert old.summary is not None
+    assert [run.state for run in old.runs] == ["left out", "left out"]
+    assert [run.state for run in report.row("eight").runs] == ["valid", "valid"]
+    assert answer(report).row != "thirty-two"
+    page = render(report)
+    assert "measured under an earlier study file or version" in page
+    assert "3 of 5 runs valid, 2 left out" in page

@@ -133,3 +133,43 @@ def test_errors_without_an_slo_are_red_too():
 
 def test_nothing_measured():
     assert answer(replace(bench(), rows=())).text == "No run has been made yet."
+
+
+def quantised(report: StudyReport, name: str, **knobs: str) -> StudyReport:
+    rows = []
+    for row in report.rows:
+        configuration = row.configuration
+        assert configuration is not None
+        if row.name == name:
+            changed = configuration.knobs.with_changes(knobs)
+            configuration = replace(configuration, knobs=changed)
+        rows.append(replace(row, configuration=configuration))
+    return replace(report, rows=tuple(rows))
+
+
+def test_a_winner_with_other_numerics_says_that_quality_was_not_checked():
+    report = difference(
+        study(cases=(FAST_BASE, SEQS)),
+        "seqs-64",
+        Difference(-0.274, -0.31, -0.22, "clearly better", 3),
+    )
+    assert "numerics" not in answer(report).text
+    for knobs in ({"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}, {"dtype": "float16"}):
+        found = answer(quantised(report, "seqs-64", **knobs))
+        (knob,) = knobs
+        assert found.text.endswith(f"Its numerics change ({knob}): output quality was not checked.")
+    # the same numbers in both are no change
+    both = quantised(quantised(report, "graphs", quantization="fp8"), "seqs-64", quantization="fp8")
+    assert "numerics" not in answer(both).text
+
+
+def test_without_limits_and_without_the_studys_load_the_sentence_is_whole():
+    """Only a lighter load has a valid run, and there is no SLO to speak of."""
+    report = study(cases=(BASE, CASES[9]))
+    rows = [replace(r, summary=replace(r.summary, slo=())) for r in report.rows if r.summary]
+    rows[0] = replace(rows[0], void=True)
+    text = answer(replace(report, rows=tuple(rows), slo=Slo())).text
+    assert text == (
+        "No experiment under the study's load (400 users) has a valid run; valid are only:"
+        " single-gpu (100 users)."
+    )

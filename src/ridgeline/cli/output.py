@@ -36,8 +36,16 @@ def command_line() -> str:
 def show(*renderables: Any, to_stderr: bool = False) -> None:
     """Print rich renderables as a result."""
     target = console(to_stderr=to_stderr)
-    for renderable in renderables:
-        target.print(renderable)
+    if target.is_terminal:
+        for renderable in renderables:
+            target.print(renderable)
+        return
+    # A file or a pipe gets no padding: rich fills its tables up to the width with spaces.
+    with target.capture() as captured:
+        for renderable in renderables:
+            target.print(renderable)
+    text = "\n".join(line.rstrip(" ") for line in captured.get().split("\n"))
+    print(text, end="", file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 
 def console(*, to_stderr: bool = False) -> "Console":

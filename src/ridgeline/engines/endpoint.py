@@ -20,6 +20,7 @@ from ridgeline.load.driver import Driver, DriveResult, Limits
 from ridgeline.load.http import Site
 from ridgeline.load.openai import RequestForm
 from ridgeline.telemetry.prometheus import (
+    STARTED,
     Scrape,
     counters_between,
     fetch_metrics,
@@ -276,6 +277,7 @@ class HttpEndpoint:
             "max_model_len": info.max_model_len,
             "engine": info.engine,
             "version": info.version,
+            "process_starts": None if before is None else _starts(before),
             "prompt_fit": None if fit is None else asdict(fit),
             "prompt_drift": drift,
             **self._server,
@@ -293,6 +295,14 @@ class HttpEndpoint:
             notes=tuple(notes),
             server_faults=tuple(faults),
         )
+
+
+def _starts(scrape: Scrape) -> list[float] | None:
+    """When the server's processes say that they were started, s since 1970; None when they don't.
+
+    Two runs of one server share it.
+    """
+    return sorted(s.value for s in scrape.series(STARTED)) or None
 
 
 class EndpointEngine:

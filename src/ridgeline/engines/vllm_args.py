@@ -29,4 +29,5 @@ def _argument(flag: str, value: Any) -> list[str]:
         return [flag, *map(str, value)]
     if isinstance(value, dict):
         return [flag, json.dumps(value, sort_keys=True)]
-    return [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    # repr: the shortest text that reads back as the same number
+    return [flag, repr(value) if isinstance(value, float) else str(value)]

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ridgeline.domain.summary import Summary
 from ridgeline.report import numbers
-from ridgeline.report.figures import bounds, metric, slo_lines
+from ridgeline.report.figures import bounds, comparisons_words, metric, slo_lines
 from ridgeline.report.model import (
     COST,
     TOKENS,
@@ -43,6 +43,9 @@ def study(report: StudyReport) -> RenderableType:
     parts: list[RenderableType] = [_head(report), _sentence(answer(report)), _Experiments(report)]
     if report.findings:
         parts.append(_findings(report.findings))
+    if comparisons_words(report):
+        parts.insert(3, Text(comparisons_words(report), style="dim"))
+    parts += [Text(f"warning: {warning}", style="yellow") for warning in report.warnings]
     parts += [Text(f"not counted: {run} {state}: {why}", style="yellow")
               for run, state, why in void_lines(report)]  # fmt: skip
     return Group(*parts)
@@ -67,8 +70,8 @@ def single_run(report: StudyReport) -> RenderableType:
 def _head(report: StudyReport) -> Text:
     text = Text()
     text.append(report.badge.word, style="bold reverse")
-    text.append(f" {report.badge.explanation} · {report.name} · {report.model}")
-    text.append(f" · {run_counts(report)[2]}")
+    text.append(f" {report.badge.explanation}\n")
+    text.append(" · ".join(filter(None, (report.name, report.model, run_counts(report)[2]))))
     return text
 
 
@@ -133,6 +136,8 @@ def _cells(report: StudyReport, row: TableRow, *, wide: bool) -> list[Text]:
     detail = row.why if row.state in ("void", "failed") else row.change if wide else ""
     if detail and detail != row.name:
         name.append(f"\n{detail}", style="yellow" if row.state in ("void", "failed") else "dim")
+    if row.numerics:
+        name.append(f"\n{row.numerics if wide else 'numerics change'}", style="yellow")
     cells = [name]
     cells += [_cell(c, wide=wide, unit=" ms") for c in (row.ttft, row.itl)]
     cells += [_cell(c, wide=wide) for c in (row.tokens, *((row.per_gpu,) if wide else ()))]

@@ -229,3 +229,37 @@ def sorted_rows(report: StudyReport) -> list[ExperimentRow]:
         return group, sort_value(row.summary, path)
 
     return sorted(report.rows, key=key)
+
+
+# Knobs that change what the model computes, and so perhaps what it answers.
+_NUMERICS = ("quantization", "kv_cache_dtype", "dtype")
+
+
+def numerics_changed(report: StudyReport, row: ExperimentRow) -> tuple[str, ...]:
+    """Which knobs give other numbers inside the model than the baseline's, () when none does.
+
+    Speed and cost are measured here; whether the answers are still as good is not.
+    """
+    base = report.row(report.baseline)
+    if base is None or base.configuration is None or row.configuration is None:
+        return ()
+    before, after = base.configuration.knobs, row.configuration.knobs
+    return tuple(k for k in _NUMERICS if getattr(before, k) != getattr(after, k))
+
+
+def comparisons(report: StudyReport) -> int:
+    """How many experiments are compared with the baseline in the table."""
+    path = ranking_metric(report)
+    known = [row.against_baseline.get(path) for row in report.rows if row.ranked]
+    return sum(d is not None and d.low is not None for d in known)
+
+
+def comparisons_words(report: StudyReport) -> str:
+    """What several intervals at once mean; "" for fewer than two."""
+    n = comparisons(report)
+    if n < 2:
+        return ""
+    return (
+        f"Each interval is at 95 % by itself, not adjusted for the {n} comparisons: of that many"
+        f" equal configurations about {0.05 * n:.1g} would look clearly different by chance."
+    )

@@ -96,7 +96,7 @@ def _window(workload: Workload) -> str:
 
 
 def _repeats(result: StudyResult) -> str:
-    runs = result.index.runs
+    runs = {r: e for r, e in result.index.runs.items() if not e.outdated}
     repeats = max((entry.repeat for entry in runs.values()), default=0)
     if len(runs) <= 1:
         seeds = [str(entry.seed) for entry in runs.values()]
@@ -105,7 +105,10 @@ def _repeats(result: StudyResult) -> str:
     shown = ", ".join(names[:_ORDER_SHOWN]) + (", …" if len(names) > _ORDER_SHOWN else "")
     seeds = list(dict.fromkeys(str(entry.seed) for entry in runs.values()))
     turn = ", then backwards, and so on" if repeats > 1 else ""
-    return f"{repeats} each, in the order {shown}{turn}; seeds {', '.join(seeds)}"
+    text = f"{repeats} each, in the order {shown}{turn}; seeds {', '.join(seeds)}"
+    if any("not interleaved" in warning for warning in result.warnings):
+        text += "; so planned, but not every pair was measured so: see the warnings"
+    return text
 
 
 def _comparison(result: StudyResult) -> str:
@@ -113,7 +116,8 @@ def _comparison(result: StudyResult) -> str:
         return ""
     return (
         "paired by repeat: a pair shares seed, arrivals and lengths, not the prompts' text; mean "
-        "of the log ratios with Student's 95 % interval"
+        "of the log ratios with Student's 95 % interval; for shares the plain difference, whose "
+        "interval also covers Newcombe's of the pooled counts"
     )
 
 
@@ -183,9 +187,8 @@ def _plain(values: Mapping[str, Any]) -> str:
 
 
 def _warnings(result: StudyResult) -> list[str]:
-    return _gathered(
-        result, [(e.name, e.summary.verdict.warnings) for e in result.experiments if e.summary]
-    )
+    found = [(e.name, e.summary.verdict.warnings) for e in result.experiments if e.summary]
+    return [*result.warnings, *_gathered(result, found)]
 
 
 def _itl_notes(result: StudyResult) -> list[str]:

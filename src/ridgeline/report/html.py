@@ -12,7 +12,7 @@ from markupsafe import Markup
 from ridgeline.domain.errors import StoreError
 from ridgeline.report.bars import difference_bar, marker, scale_of
 from ridgeline.report.charts import Chart, build_charts
-from ridgeline.report.figures import ranking_metric, sorted_rows
+from ridgeline.report.figures import comparisons_words, ranking_metric, sorted_rows
 from ridgeline.report.model import COST, ExperimentRow, StudyReport
 from ridgeline.report.sentence import answer
 from ridgeline.report.statistics import STATISTICS, StatisticsLine, statistics_lines
@@ -72,6 +72,8 @@ def _context(report: StudyReport) -> dict[str, Any]:
         "run_counts": text,
         "all_valid": valid == total,
         "void_lines": void_lines(report),
+        "comparisons": comparisons_words(report),
+        "one_run": _one_run(report),
         "statistics": _statistics(report),
         "statistic_names": STATISTICS,
         "failed": [(row.name, error_texts(row)) for row in report.rows if error_texts(row)],
@@ -122,6 +124,20 @@ def _statistics(report: StudyReport) -> list[StatisticsLine]:
     if len(report.rows) != 1 or report.rows[0].summary is None:
         return []
     return statistics_lines(report.rows[0].summary)
+
+
+def _one_run(report: StudyReport) -> str:
+    """Which repeat the pictures of single requests show; "" where there is only one run each."""
+    if all(len(row.runs) < 2 for row in report.rows):
+        return ""
+    shown = [row.details_of for row in report.rows if row.details_of]
+    repeats = {name.rpartition("-r")[2] for name in shown}
+    which = (
+        f"repeat {repeats.pop()} alone"
+        if len(repeats) == 1
+        else f"one run each ({', '.join(shown)})"
+    )
+    return f"Of {which}; the figures of the table are over all valid repeats."
 
 
 def _first_choice(report: StudyReport, named: str | None) -> str:

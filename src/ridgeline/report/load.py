@@ -15,7 +15,6 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import take_sample
 from ridgeline.domain.run import Source
 from ridgeline.domain.slo import Slo
-from ridgeline.domain.summary import Summary
 from ridgeline.experiment.findings import FindingResult
 from ridgeline.experiment.protocol import bounds_of
 from ridgeline.experiment.results import (
@@ -96,6 +95,7 @@ def report_of(
         study_yaml=directory.study_text(),
         reproduce=result.index.command or None,
         ridgeline_version=result.index.ridgeline,
+        warnings=result.warnings,
     )
 
 
@@ -144,7 +144,7 @@ def _row(
     row = ExperimentRow(
         name=experiment.name,
         change=experiment.change,
-        summary=_one_limit(experiment),
+        summary=experiment.summary,
         configuration=experiment.configuration,
         load=load_words(experiment.stored[0].meta.workload) if experiment.stored else None,
         void=experiment.summary is not None and experiment.void,
@@ -163,15 +163,6 @@ def _row(
     return _with_details(row, experiment) if details else row
 
 
-def _one_limit(experiment: ExperimentResult) -> Summary | None:
-    """The merged summary with the binding limit of one valid run: merging strings joins them."""
-    summary = experiment.summary
-    valid = next(iter(experiment.valid.values()), None)
-    if summary is None or valid is None:
-        return summary
-    return replace(summary, binding_limit=valid.binding_limit)
-
-
 def _step_parts(experiment: ExperimentResult) -> dict[str, float]:
     if experiment.summary is None:
         return {}
@@ -188,6 +179,9 @@ def _line(entry: RunEntry, experiment: ExperimentResult, result: StudyResult) ->
         reasons = run.summary.verdict.reasons or reasons
         warnings = run.summary.verdict.warnings
     state = _state(entry, run)
+    left_out = experiment.left_out.get(entry.run_id)
+    if left_out is not None and (state == "valid" or entry.outdated):
+        state, reasons = "left out", (left_out,)
     if state == "not run" and not reasons:
         reasons = ("it was planned and has not run",)
     return RunLine(
@@ -228,9 +222,10 @@ def _roof(configuration: Configuration | None) -> Roof | None:
 
 
 def _with_details(row: ExperimentRow, experiment: ExperimentResult) -> ExperimentRow:
-    """Adds what needs records: of the first valid run, else of the last run with figures."""
+    """Adds what needs records: of the first counted run, else of the last run with figures."""
     with_figures = [run for run in experiment.stored if run.facts is not None and run.summary]
-    run = next((r for r in with_figures if r.valid), with_figures[-1] if with_figures else None)
+    counted = list(experiment.counted.values())
+    run = next(iter(counted), with_figures[-1] if with_figures else None)
     if run is None or run.facts is None:
         return row
     try:
@@ -250,6 +245,7 @@ def _with_details(row: ExperimentRow, experiment: ExperimentResult) -> Experimen
         if steps is not None and len(steps)
         else (),
         series=series(run.meta.run_id, records, window, run.events),
+        details_of=run.meta.run_id,
     )
 
 
@@ -257,7 +253,7 @@ def _errors(experiment: ExperimentResult) -> tuple[ErrorLine, ...]:
     """Failures over the runs behind the summary, with one message of each class."""
     found: dict[str, ErrorLine] = {}
     for run in experiment.stored:
-        counted = run.valid or experiment.void
+        counted = run.meta.repeat in experiment.counted or experiment.void
         if run.facts is None or run.summary is None or not counted:
             continue
         if not run.summary.requests.failed:

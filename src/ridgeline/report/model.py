@@ -15,7 +15,7 @@ from ridgeline.domain.summary import Summary
 
 Mark = Literal["reproduced", "not reproduced", "reversed"]
 Comparison = Literal["clearly better", "clearly worse", "no clear difference"]
-RunState = Literal["valid", "void", "failed", "interrupted", "not run"]
+RunState = Literal["valid", "void", "failed", "interrupted", "not run", "left out"]
 
 COST = "cost.usd_per_million_output_tokens"
 TOKENS = "throughput.output_tokens_per_s"
@@ -68,7 +68,8 @@ class Badge:
 class Difference:
     """(experiment - baseline) / baseline with its 95 % interval, from paired runs.
 
-    `low` and `high` are None when there are too few pairs; `reason` then says so.
+    `low` and `high` are None when there are too few pairs; `reason` then says so. Beside an
+    interval `reason` says that it is too close to zero to matter.
     """
 
     delta: float | None
@@ -167,6 +168,8 @@ class ExperimentRow:
     void it is the summary of one void run and `void` is True: shown, never ranked, never averaged.
     `published` holds reference values in the units of SLO keys: ttft_p95_ms, itl_p95_ms,
     chunks_per_s, error_rate. `step_parts` are shares of step time by name, summing to 1.
+    `details_of` is the one run behind distributions, roofline and series; every other figure is
+    over all valid repeats.
     """
 
     name: str
@@ -187,6 +190,7 @@ class ExperimentRow:
     step_parts: Mapping[str, float] = field(default_factory=dict)
     series: Series | None = None
     errors: tuple[ErrorLine, ...] = ()
+    details_of: str | None = None
 
     @property
     def gpus_known(self) -> bool:
@@ -223,6 +227,7 @@ class StudyReport:
 
     `how` are (label, text) facts about the measurement, in the order shown. `gpus` names the
     baseline's hardware in words ("4 H100-SXM"). `load` is the offered load ("400 users").
+    `warnings` are about how pairs were measured (far apart, on different servers).
     """
 
     name: str
@@ -240,6 +245,7 @@ class StudyReport:
     study_yaml: str | None = None
     reproduce: str | None = None
     ridgeline_version: str | None = None
+    warnings: tuple[str, ...] = ()
 
     def row(self, name: str | None) -> ExperimentRow | None:
         """The row of that name."""

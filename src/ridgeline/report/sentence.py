@@ -21,6 +21,7 @@ from ridgeline.report.figures import (
     metric,
     miss_factor,
     missed,
+    numerics_changed,
     ranking_metric,
     slo_state,
     sorted_rows,
@@ -48,6 +49,18 @@ class Answer:
 
 def answer(report: StudyReport) -> Answer:
     """The sentence for a study or, with one row and no baseline, for one run."""
+    found = _answer(report)
+    row = report.row(found.row)
+    changed = () if row is None else numerics_changed(report, row)
+    if not changed:
+        return found
+    text = (
+        f"{found.text} Its numerics change ({', '.join(changed)}): output quality was not checked."
+    )
+    return replace(found, text=text)
+
+
+def _answer(report: StudyReport) -> Answer:
     ranked = [row for row in sorted_rows(report) if row.ranked]
     if not ranked:
         return _nothing_valid(report)
@@ -114,6 +127,11 @@ def _unjudged(summary: Summary) -> list[str]:
 
 def _nothing_inside(report: StudyReport, ranked: list[ExperimentRow]) -> Answer:
     outside = [row for row in ranked if _state(row) is False]
+    if not any(_summary(row).slo for row in ranked):
+        load = f" under the study's load ({report.load})" if report.load else ""
+        others = ", ".join(f"{row.name} ({row.load or 'load not known'})" for row in ranked)
+        text = f"No experiment{load} has a valid run; valid are only: {others}."
+        return Answer(text, "bad")
     if not outside:
         unjudged = "; ".join(_unjudged(_summary(ranked[0])))
         return Answer(f"The SLO cannot be judged for any experiment ({unjudged}).", "bad")

@@ -13,6 +13,7 @@ from ridgeline.report.figures import (
     metric,
     missed,
     missing_reason,
+    numerics_changed,
     ranking_metric,
     slo_state,
     sorted_rows,
@@ -55,7 +56,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One experiment's cells. `difference` is against the baseline in `metric_path`."""
+    """One experiment's cells. `difference` is against the baseline in `metric_path`; `numerics`
+    says when the model computes otherwise than the baseline's."""
 
     name: str
     change: str
@@ -73,6 +75,7 @@ class TableRow:
     metric_path: str
     source_word: str
     marks: str
+    numerics: str = ""
 
 
 def table_rows(report: StudyReport) -> list[TableRow]:
@@ -114,6 +117,9 @@ def _row(report: StudyReport, row: ExperimentRow, path: str) -> TableRow:
         difference_text=_difference_text(report, row, difference, path),
         metric_path=path,
         source_word="" if summary is None else _source(summary),
+        numerics="numerics change: output quality was not checked"
+        if numerics_changed(report, row)
+        else "",
     )
 
 
@@ -227,6 +233,8 @@ def _difference_text(
 
 
 def _word(difference: Difference, path: str) -> str:
+    if difference.reason is not None:
+        return difference.reason
     if path != COST or difference.verdict == "no clear difference":
         return difference.verdict
     return "clearly cheaper" if difference.verdict == "clearly better" else "clearly dearer"

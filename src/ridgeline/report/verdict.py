@@ -15,7 +15,7 @@ def run_counts(report: StudyReport) -> tuple[int, int, str]:
     if len(runs) == 1:
         return 0, 1, runs[0].state
     others = []
-    for state in ("void", "failed", "interrupted", "not run"):
+    for state in ("void", "failed", "interrupted", "not run", "left out"):
         count = sum(run.state == state for run in runs)
         if count:
             others.append(f"{count} {state}")
