@@ -2,6 +2,7 @@
 
 import datetime
 import enum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,8 @@ from ridgeline.cli.output import (
     INTERRUPTED,
     NOT_COMPLETED,
     command_line,
+    ensure_folder_target,
+    ensure_json_target,
     one_line,
     say,
     show,
@@ -20,13 +23,21 @@ from ridgeline.cli.output import (
 from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
+    from ridgeline.domain.summary import Summary
     from ridgeline.domain.workload import Arrivals, Outputs, Prompts, Workload
+    from ridgeline.engines.base import Engine
     from ridgeline.experiment.plan import Plan
     from ridgeline.store.run_directory import StoredRun
 
 NAME = "bench"
 DEFAULT_DURATION_S = 30.0
 LONGEST_S = 3600.0  # a run of --requests that has not ended by then ends with what it has
+# The upper ends of a study file hold here too.
+LONGEST_TIME_S = 86400.0
+MOST_USERS, MOST_REQUESTS, MOST_TOKENS, MOST_GPUS = 100_000, 100_000_000, 10_000_000, 4096
+LEAST_RATE, MOST_RATE = 0.001, 1e6
+LEAST_BURSTINESS, MOST_BURSTINESS = 0.01, 1000.0
+HIGHEST_PRICE = 1e6
 WARMUP_SHARE, LONGEST_WARMUP_S, REQUESTS_WARMUP_S = 0.2, 10.0, 3.0
 
 
@@ -54,7 +65,12 @@ def bench(
     endpoint: Annotated[EndpointKind, typer.Option(help="API to use.")] = EndpointKind.CHAT,
     users: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Closed loop: N users, one request at a time each."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MOST_USERS,
+            help="Closed loop: N users, one request at a time each.",
+        ),
     ] = None,
     rate: Annotated[
         float | None, typer.Option(metavar="R", help="Open loop: R requests per second.")
@@ -67,16 +83,19 @@ def bench(
         float | None, typer.Option(metavar="S", help="Measure for S seconds [30].")
     ] = None,
     requests: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Measure N requests instead.")
+        int | None,
+        typer.Option(metavar="N", min=1, max=MOST_REQUESTS, help="Measure N requests instead."),
     ] = None,
     warmup: Annotated[
         float | None,
         typer.Option(metavar="S", min=0, help="Warm-up [a fifth, at most 10; 3 with --requests]."),
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens a prompt.")] = 256,
-    output_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens a reply.")] = (
-        128
-    ),
+    prompt_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MOST_TOKENS, help="Tokens a prompt.")
+    ] = 256,
+    output_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MOST_TOKENS, help="Most tokens a reply.")
+    ] = 128,
     spread: Annotated[
         float,
         typer.Option(min=0, max=1, help="Lengths vary evenly by this share of them, both ways."),
@@ -84,13 +103,18 @@ def bench(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Ask for exactly as many output tokens.")
     ] = False,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of arrivals, lengths.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, max=(1 << 63) - 1, help="Seed of arrivals, lengths."),
+    ] = 0,
     slo: Annotated[
         str,
         typer.Option(metavar="LIMITS", help='"ttft_p95_ms=2000,itl_p95_ms=20"; exit 1 if missed.'),
     ] = "",
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU behind the URL.")] = None,
-    gpus: Annotated[int, typer.Option(metavar="N", min=1, help="How many of them.")] = 1,
+    gpus: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MOST_GPUS, help="How many of them.")
+    ] = 1,
     price_per_gpu_hour: Annotated[
         float | None, typer.Option(metavar="USD", min=0, help="Price, for the cost per token.")
     ] = None,
@@ -100,6 +124,22 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where results go [runs/bench-<time>].")
     ] = None,
+    grace: Annotated[
+        float,
+        typer.Option(metavar="S", help="Follow requests for S seconds after the window."),
+    ] = 60.0,
+    timeout_connect: Annotated[
+        float, typer.Option(metavar="S", help="Longest time to connect.")
+    ] = 10.0,
+    timeout_first: Annotated[
+        float, typer.Option(metavar="S", help="Longest time to the first token; 0: no limit.")
+    ] = 120.0,
+    timeout_gap: Annotated[
+        float, typer.Option(metavar="S", help="Longest time between chunks; 0: no limit.")
+    ] = 60.0,
+    timeout_total: Annotated[
+        float, typer.Option(metavar="S", help="Longest time of a whole request; 0: no limit.")
+    ] = 600.0,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Plain lines instead of a live bar, no table.")
     ] = False,
@@ -111,12 +151,24 @@ def bench(
     from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415  --help is quick
     from ridgeline.domain.slo import parse_slo  # noqa: PLC0415
     from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts  # noqa: PLC0415
-    from ridgeline.engines.endpoint import HttpEndpoint  # noqa: PLC0415
+    from ridgeline.engines.base import Timeouts  # noqa: PLC0415
+    from ridgeline.engines.endpoint import EndpointEngine, HttpEndpoint  # noqa: PLC0415
     from ridgeline.experiment.plan import Plan, PlannedExperiment  # noqa: PLC0415
+    from ridgeline.load.limits import ensure_open_files  # noqa: PLC0415
 
     limits = parse_slo(slo)
+    times = {
+        "--duration": duration, "--warmup": warmup, "--grace": grace,
+        "--timeout-connect": timeout_connect, "--timeout-first": timeout_first,
+        "--timeout-gap": timeout_gap, "--timeout-total": timeout_total,
+    }  # fmt: skip
+    _check_numbers(times, spread=spread, burstiness=burstiness, price=price_per_gpu_hour)
     arrivals = Arrivals(users=users, rate_per_s=rate, process=process, burstiness=burstiness)
     _check(arrivals.users, arrivals.rate_per_s, duration, requests)
+    folder = out or Path("runs") / f"bench-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    ensure_json_target(json)
+    ensure_folder_target(folder)
+    ensure_open_files(users or 0)  # before a schedule of so many users is drawn
     workload = _workload(
         arrivals,
         Prompts(Lengths(prompt_tokens, spread)),
@@ -138,8 +190,10 @@ def bench(
     )
     experiment = PlannedExperiment(NAME, configuration, workload, "")
     plan = Plan(NAME, "bench", None, (experiment,), limits, 1, endpoint)
-    folder = out or Path("runs") / f"bench-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    return _measure(plan, folder, json, quiet=quiet)
+    limits_s = Timeouts(
+        timeout_connect, timeout_first or None, timeout_gap or None, timeout_total or None, grace
+    )
+    return _measure(plan, folder, json, EndpointEngine(limits_s), quiet=quiet)
 
 
 def _check(
@@ -147,19 +201,49 @@ def _check(
 ) -> None:
     if (users is None) == (rate is None):
         raise BadInput("give either --users or --rate", fix="--users 16 or --rate 5")
-    if rate is not None and not 0 < rate < float("inf"):
-        raise BadInput(f"--rate must be above 0 requests per second, not {rate:g}")
+    if rate is not None and not 0 < rate <= MOST_RATE:
+        raise BadInput(
+            f"--rate must be above 0 requests per second, and at most {MOST_RATE:g}, not {rate:g}"
+        )
+    if rate is not None and rate < LEAST_RATE:
+        raise BadInput(f"--rate must be at least {LEAST_RATE:g} requests per second, not {rate:g}")
     if duration is not None and requests is not None:
         raise BadInput("give --duration or --requests, not both")
-    if duration is not None and not 0 < duration < float("inf"):
-        raise BadInput(f"--duration must be above 0 seconds, not {duration:g}")
+    if duration == 0:
+        raise BadInput("--duration must be above 0 seconds")
+
+
+def _check_numbers(
+    times: Mapping[str, float | None],
+    *,
+    spread: float,
+    burstiness: float,
+    price: float | None,
+) -> None:
+    """Refuse what is no sensible number; typer takes nan and inf for numbers within any bounds."""
+    for name, seconds in times.items():
+        if seconds is not None and not 0 <= seconds <= LONGEST_TIME_S:
+            raise BadInput(f"{name} must be 0 to {LONGEST_TIME_S:g} seconds, not {seconds:g}")
+    if times["--timeout-connect"] == 0:
+        raise BadInput("--timeout-connect must be above 0 seconds")
+    if not 0 <= spread <= 1:
+        raise BadInput(f"--spread must be 0 to 1, not {spread:g}")
+    if not LEAST_BURSTINESS <= burstiness <= MOST_BURSTINESS:
+        raise BadInput(
+            f"--burstiness must be {LEAST_BURSTINESS:g} to {MOST_BURSTINESS:g}, not {burstiness:g}"
+        )
+    if price is not None and not 0 <= price <= HIGHEST_PRICE:
+        raise BadInput(f"--price-per-gpu-hour must be 0 to {HIGHEST_PRICE:g}, not {price:g}")
 
 
 def _known(gpu: str | None) -> str | None:
     """The catalogue's name of a GPU; raises BadInput for an unknown one."""
     from ridgeline.domain import hardware  # noqa: PLC0415
 
-    return None if gpu is None else hardware.gpu(gpu).name
+    try:
+        return None if gpu is None else hardware.gpu(gpu).name
+    except BadInput as error:
+        raise BadInput(error.what, where="--gpu", fix=error.fix) from None
 
 
 def _workload(
@@ -182,9 +266,8 @@ def _workload(
     return Workload(arrivals, prompts, outputs, measured, warmup, requests, seed)
 
 
-def _measure(plan: "Plan", folder: Path, json: str | None, *, quiet: bool) -> int:
+def _measure(plan: "Plan", folder: Path, json: str | None, engine: "Engine", *, quiet: bool) -> int:
     from ridgeline.cli.progress import StudyProgress, display, stop_on_interrupt  # noqa: PLC0415
-    from ridgeline.experiment.engines import engine_named  # noqa: PLC0415
     from ridgeline.experiment.runner import run_plan  # noqa: PLC0415
     from ridgeline.store.run_directory import read_run  # noqa: PLC0415
     from ridgeline.store.study_directory import StudyDirectory  # noqa: PLC0415
@@ -194,7 +277,7 @@ def _measure(plan: "Plan", folder: Path, json: str | None, *, quiet: bool) -> in
         outcome = run_plan(
             plan,
             directory,
-            engine_named,
+            lambda _: engine,
             StudyProgress(shown, stop),
             command=command_line(),
             keep=False,
@@ -204,6 +287,7 @@ def _measure(plan: "Plan", folder: Path, json: str | None, *, quiet: bool) -> in
         write_json(json, run.summary.to_json())
         if not quiet:
             _show(folder, to_stderr=json == "-")
+        _say_failures(run.summary)
     say(f"results: {folder} (`ridgeline report {folder} --html FILE` for the page)")
     return INTERRUPTED if outcome.interrupted else _exit_code(run)
 
@@ -213,6 +297,18 @@ def _show(folder: Path, *, to_stderr: bool) -> None:
     from ridgeline.report.load import load_report  # noqa: PLC0415
 
     show(single_run(load_report(folder, details=False)), to_stderr=to_stderr)
+
+
+def _say_failures(summary: "Summary") -> None:
+    """Failures are the server's answer, so they leave the exit code alone; nobody may miss them."""
+    counts = summary.requests
+    if counts.failed and counts.ok:
+        share = counts.failed / (counts.failed + counts.ok)
+        say(
+            f"ridgeline: WARNING: {share:.1%} of the requests failed"
+            f" ({counts.failed} of {counts.failed + counts.ok}:"
+            f" {', '.join(f'{name} {n}' for name, n in counts.failures.items())})"
+        )
 
 
 def _exit_code(run: "StoredRun") -> int:
