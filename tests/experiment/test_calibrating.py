@@ -9,15 +9,16 @@ from ridgeline.cli.main import run
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
-from ridgeline.engines.twin import calibrated, known_constants
+from ridgeline.engines.twin import calibrated, known_constants, twin_of
 from ridgeline.experiment.calibrating import (
     Observation,
     calibrate,
     errors_of,
-    read_calibration,
     read_observations,
     simulate,
 )
+from ridgeline.store.run_directory import read_run
+from ridgeline.workload.studyfile import load_study
 
 LOAD = Workload(
     Arrivals(users=24), Prompts(Lengths(128, 0.5)), Outputs(Lengths(32, 0.5)),
@@ -120,16 +121,45 @@ def test_stored_runs_are_read_with_their_lengths_and_repeats(runs, tmp_path):
     assert simulate(base, start)["itl_p50_s"] == pytest.approx(base.figures["itl_p50_s"], rel=1e-6)
 
 
-def test_a_calibration_file_is_checked(tmp_path):
-    path = tmp_path / "c.json"
-    path.write_text('{"schema": 1, "constants": {"step_gap_ns": 500000}}')
+def test_a_study_file_names_a_calibration_and_the_results_say_so(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY + "twin: {calibration: host.json}\n")
+    file = tmp_path / "host.json"
+    file.write_text('{"schema": 1, "gpu": "H200-SXM", "constants": {"step_gap_ns": 5000000}}')
+    base = load_study(path).baseline.configuration
+    twin = twin_of(base)
+    assert (twin.constants.name, twin.constants.step_gap_ns) == ("calibrated", 5_000_000)
+    # On another GPU it says nothing.
+    assert twin_of(replace(base, gpu="H100-SXM")).constants.name == "prior"
+    assert run(["study", str(path), "--out", str(tmp_path / "runs"), "--quiet"]) == 0
+    stored = read_run(tmp_path / "runs" / "baseline-r1")
+    assert stored.facts.server["constants"] == "calibrated"
+    assert stored.summary.itl_s.p50 > 0.005
+    assert stored.meta.configuration.calibration == base.calibration
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "host.json is no calibration file"),
+        ('{"schema": 1, "gpu": "H200-SXM", "constants": {"a": 0}}', "is damaged"),
+        ("nothing", "cannot be read"),
+    ],
+)
+def test_a_bad_calibration_file_is_one_line_with_its_place(tmp_path, text, message):
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY + "twin: {calibration: host.json}\n")
+    (tmp_path / "host.json").write_text(text)
+    with pytest.raises(BadInput, match=message):
+        load_study(path)
+    path.write_text(path.read_text().replace("engine: twin", "engine: vllm"))
+    with pytest.raises(BadInput, match="twin belongs to engine: twin"):
+        load_study(path)
+
+
+def test_constants_of_other_names_are_refused():
     configuration = Configuration("Qwen3-4B", Knobs(), gpu="H200-SXM")
-    found = calibrated(configuration, read_calibration(path))
-    assert (found.name, found.step_gap_ns) == ("calibrated", 500_000)
     with pytest.raises(BadInput, match="did you mean"):
         calibrated(configuration, {"step_gap": 1.0})
     with pytest.raises(BadInput, match="above 0"):
         calibrated(configuration, {"step_gap_ns": 0.0})
-    path.write_text("{}")
-    with pytest.raises(BadInput, match="no calibration file"):
-        read_calibration(path)

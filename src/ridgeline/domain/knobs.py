@@ -109,12 +109,21 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibration:
+    """Constants of the twin that were fitted to runs on a host with this GPU (a catalogue name)."""
+
+    gpu: str
+    constants: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     """What one run serves: a model on some GPUs under some knobs.
 
     `gpu` is a name of the GPU catalogue, None for an endpoint whose hardware is not known.
     `gpus` are the GPUs used (priced), `price_per_gpu_hour` in USD, None when not known. `launch`:
     how the engine is started, None = in its default way (or it is not started by us).
+    `calibration`: of a twin, None = the GPU's priors.
     """
 
     model: str
@@ -126,3 +135,4 @@ class Configuration:
     price_per_gpu_hour: float | None = None
     url: str | None = None
     launch: Launch | None = None
+    calibration: Calibration | None = None

@@ -31,12 +31,11 @@ from ridgeline.twin.results import (
 )
 
 __all__ = [
-    "CALIBRATION_SCHEMA", "FREE", "Fitted", "TwinEndpoint", "TwinEngine", "calibrated",
+    "FREE", "Fitted", "TwinEndpoint", "TwinEngine", "calibrated",
     "fit_constants", "known_constants", "server_facts", "twin_of",
 ]  # fmt: skip
 
 DEFAULT_RELEASE = "0.21"
-CALIBRATION_SCHEMA = 1
 # What a calibration on a host's own runs fits: launch times, gaps, the API server, two shares.
 FREE = (
     "gemm_bandwidth_share", "gemm_flops_share", "step_gap_ns", "piecewise_launch_ns_per_layer",
@@ -75,7 +74,15 @@ def twin_of(configuration: Configuration, constants: Constants | None = None) ->
     shape = find_shape(configuration.model)
     release = configuration.engine_version or DEFAULT_RELEASE
     knobs = resolve(configuration.knobs, gpu, shape, release)
-    return build_twin(shape, gpu, knobs, constants or priors_for(gpu.name))
+    return build_twin(shape, gpu, knobs, constants or _constants_of(configuration, gpu.name))
+
+
+def _constants_of(configuration: Configuration, gpu: str) -> Constants:
+    """The configuration's calibration where it was made on this GPU, else the GPU's priors."""
+    known = configuration.calibration
+    if known is None or known.gpu != gpu:
+        return priors_for(gpu)
+    return calibrated(configuration, known.constants)
 
 
 def known_constants(configuration: Configuration) -> Constants:

@@ -6,7 +6,6 @@ the same configuration and load (repeats) are merged first. A constant about whi
 nothing keeps its start and is reported as not informed.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,13 +21,13 @@ from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.workload import Workload
 from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.twin import (
-    CALIBRATION_SCHEMA,
     FREE,
     TwinEngine,
     fit_constants,
     known_constants,
 )
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
+from ridgeline.workload.calibrationfile import CALIBRATION_SCHEMA
 from ridgeline.workload.schedule import Schedule, draw_schedule
 
 # Figures that are held against each other, and the error that is expected of each (a logarithm).
@@ -247,14 +246,3 @@ def errors_of(calibration: Calibration) -> dict[str, tuple[float, float, int]]:
             mean = np.nanmean(np.abs(rows), axis=0)
             found[name] = (float(mean[0]), float(mean[1]), len(rows))
     return found
-
-
-def read_calibration(path: Path) -> dict[str, float]:
-    """The constants of a calibration file. Raises BadInput for one that is none."""
-    try:
-        body = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot be read: {error}", where=str(path)) from None
-    if not isinstance(body, dict) or body.get("schema") != CALIBRATION_SCHEMA:
-        raise BadInput("is no calibration file", where=str(path), fix="ridgeline calibrate RUN...")
-    return {str(n): float(v) for n, v in body["constants"].items()}

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from ridgeline.domain.errors import BadInput, nearest
 from ridgeline.domain.hardware import gpu as known_gpu
-from ridgeline.domain.knobs import Configuration, Knobs, Launch
+from ridgeline.domain.knobs import Calibration, Configuration, Knobs, Launch
 from ridgeline.domain.slo import Slo, slo_from_mapping
 from ridgeline.domain.workload import (
     Arrivals,
@@ -19,6 +19,7 @@ from ridgeline.domain.workload import (
     SharedPrefix,
     Workload,
 )
+from ridgeline.workload.calibrationfile import read_calibration
 from ridgeline.workload.study import (
     ExperimentSpec,
     Finding,
@@ -142,8 +143,9 @@ def _base_configuration(source: Source, part: StudyPart, folder: Path) -> Config
         model = str((folder / model).resolve())
     knobs = _knobs(part.baseline)
     start = Configuration(
-        model, knobs, part.engine, part.engine_version, url=part.url, launch=_launch(source, part)
-    )
+        model, knobs, part.engine, part.engine_version, url=part.url, launch=_launch(source, part),
+        calibration=_calibration(source, part, folder),
+    )  # fmt: skip
     found = _with_hardware(source, start, part.hardware or HardwarePart(), ("hardware",))
     if part.engine == "endpoint":
         _check_endpoint(source, found, part.hardware or HardwarePart(), ("hardware",))
@@ -186,6 +188,18 @@ def _launch(source: Source, study: StudyPart) -> Launch | None:
         start_together=part.start_together,
         cold_s=part.cold_s,
     )
+
+
+def _calibration(source: Source, part: StudyPart, folder: Path) -> Calibration | None:
+    if part.twin is None:
+        return None
+    if part.engine != "twin":
+        raise source.error(("twin",), f"twin belongs to engine: twin, not to {part.engine}")
+    try:
+        return read_calibration(folder / part.twin.calibration)
+    except BadInput as error:
+        what = f"{part.twin.calibration} {error.what}"
+        raise source.error(("twin", "calibration"), what, error.fix) from None
 
 
 def _knobs(part: BaseModel | None) -> Knobs:

@@ -242,6 +242,16 @@ class LaunchPart(Part):
     )  # fmt: skip
 
 
+class TwinPart(Part):
+    """How the digital twin is set up, for engine: twin."""
+
+    calibration: str = Field(
+        min_length=1,
+        description="a file that `ridgeline calibrate` wrote, from the study file's folder; it"
+        " holds for runs on the GPU that it was made on",
+    )
+
+
 class ExperimentPart(Part):
     """One experiment: what differs from the baseline."""
 
@@ -313,6 +323,7 @@ class StudyPart(Part):
     url: str | None = Field(default=None, description="the server, for engine: endpoint")
     hardware: HardwarePart | None = None
     launch: LaunchPart | None = None
+    twin: TwinPart | None = None
     workload: WorkloadPart
     slo: SloPart | None = None  # type: ignore[valid-type]
     baseline: KnobsPart | None = Field(default=None, description="engine options of the baseline")  # type: ignore[valid-type]
