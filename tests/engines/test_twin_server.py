@@ -349,6 +349,61 @@ def test_an_endless_head_is_cut_off(server: Server) -> None:
         assert read_until(sock, b"never").startswith(b"HTTP/1.1 431")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": -3},
+        {"temperature": True},
+        {"temperature": float("nan")},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"top_k": -2},
+        {"min_p": 2},
+        {"presence_penalty": 3},
+        {"repetition_penalty": 0},
+        {"min_tokens": 9},
+        {"min_tokens": -1},
+        {"ignore_eos": "yes"},
+        {"stop": "roof"},
+        {"stop": ["roof"]},
+        {"stop_token_ids": [1]},
+        {"suffix": "x"},
+        {"truncate_prompt_tokens": 4},
+        {"guided_json": {}},
+        {"structured_outputs": {"regex": "a"}},
+        {"response_format": {"type": "json_object"}},
+        {"logit_bias": {"1": 5}},
+        {"cache_salt": "x"},
+        {"priority": 3},
+        {"chat_template": "x"},
+        {"n": True},
+        {"echo": True},
+        {"no_such_field": 1},
+    ],
+)
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_what_is_not_modelled_is_refused_by_name(fields: dict[str, Any], is_chat: bool) -> None:
+    own = {"messages": [{"role": "user", "content": "a b"}]} if is_chat else {"prompt": "a b"}
+    body = json.dumps({**own, "max_tokens": 8, **fields}).encode()
+    with pytest.raises(ApiError) as caught:
+        parse_ask(body, Served("double", 4096), chat=is_chat)
+    (name,) = fields
+    assert caught.value.status == 400
+    assert caught.value.param == name
+    assert name in caught.value.message
+
+
+def test_what_load_tools_send_along_is_served() -> None:
+    fields = {
+        "temperature": 0.0, "top_p": 1.0, "top_k": -1, "seed": 3, "ignore_eos": True, "stop": None,
+        "repetition_penalty": 1.0, "presence_penalty": 0, "frequency_penalty": 0, "logprobs": None,
+        "best_of": 1, "n": 1, "user": "x", "min_tokens": 8, "tools": [], "stream": True,
+        "stream_options": {"include_usage": True}, "truncate_prompt_tokens": None,
+    }  # fmt: skip
+    body = json.dumps({"prompt": "a b", "max_tokens": 8, **fields}).encode()
+    assert parse_ask(body, Served("double", 4096), chat=False).output_tokens == 8
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

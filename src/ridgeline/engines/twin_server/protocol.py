@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from ridgeline.engines.twin_server.fields import FieldError, check
+
 # What the twin answers with. Plain words: no character of them needs escaping in JSON.
 WORDS = (
     "ridge", "line", "slope", "roof", "bound", "peak", "batch", "step", "block", "cache",
@@ -81,25 +83,34 @@ def parse_json(body: bytes) -> dict[str, Any]:
 def parse_ask(body: bytes, served: Served, *, chat: bool) -> Ask:
     """Check a request for /v1/chat/completions or /v1/completions; raises ApiError.
 
-    Sampling parameters (temperature, top_p, seed, stop ...) are accepted and change nothing; what
-    would change the form of the reply and is not done here is refused.
+    Nothing is ignored in silence: what only chooses among words (temperature, seed ...) is checked
+    as vLLM checks it and changes nothing, because a twin's words mean nothing; everything else that
+    is not served here is refused by name.
     """
     fields = parse_json(body)
     check_model(fields, served)
-    for name, allowed in (("n", 1), ("best_of", 1), ("echo", False), ("use_beam_search", False)):
-        if fields.get(name) not in (None, allowed):
-            raise ApiError(400, f"{name}={fields[name]!r} is not served by the twin", param=name)
-    for name in ("logprobs", "top_logprobs", "prompt_logprobs", "tools", "response_format"):
-        if fields.get(name) not in (None, False, [], {"type": "text"}):
-            raise ApiError(400, f"{name} is not served by the twin", param=name)
+    check_fields(fields, chat=chat)
     prompt = _chat_tokens(fields) if chat else _prompt_tokens(fields)
     if not prompt:
         raise ApiError(400, "the prompt is empty", param="messages" if chat else "prompt")
     stream = _flag(fields, "stream")
     at_end, always = _stream_options(fields, stream)
     limit = _limit(fields, chat=chat)
+    least = fields.get("min_tokens") or 0
+    if limit is not None and least > limit:
+        raise ApiError(
+            400, f"min_tokens must be at most max_tokens={limit}, not {least}", param="min_tokens"
+        )
     output, reason = _output(limit, len(prompt), served, chat=chat)
     return Ask(chat, prompt, output, limit, reason, stream, at_end, always)
+
+
+def check_fields(fields: dict[str, Any], *, chat: bool) -> None:
+    """Raise ApiError 400 for a field that the twin does not serve or vLLM would refuse."""
+    try:
+        check(fields, chat=chat)
+    except FieldError as error:
+        raise ApiError(400, str(error), param=error.name) from None
 
 
 def check_model(fields: dict[str, Any], served: Served) -> None:
