@@ -1,5 +1,8 @@
 """Receive times: kernel stamps on the monotonic clock, and every reason not to trust one."""
 
+import multiprocessing
+import os
+import signal
 import socket
 import struct
 import time
@@ -16,7 +19,17 @@ from ridgeline.load.clock import (
     realtime_stamp,
 )
 from support.driving import RecordingWatch, closed, drive
-from support.mock_server import MockServer, plain_stream
+from support.mock_server import (
+    DONE,
+    MockProcess,
+    MockServer,
+    Script,
+    finish,
+    plain_stream,
+    stream,
+    text,
+    usage,
+)
 
 MS = 1_000_000
 
@@ -150,13 +163,18 @@ def test_a_late_reader_still_has_true_stamps() -> None:
     assert record.chunk_shared is not None
     shared = record.chunk_shared.tolist()
     assert sum(shared) >= 5  # what came during the stall came out of one read, and is marked
-    alone = [
+    misses = [
         served.miss_ns(i + 1, stamp + outcome.result.zero_ns)
         for i, stamp in enumerate(record.chunk_ns.tolist())
-        if not shared[i] and not (i + 1 < len(shared) and shared[i + 1])
     ]
+    together = [s or (i + 1 < len(shared) and shared[i + 1]) for i, s in enumerate(shared)]
+    alone = [miss for miss, joint in zip(misses, together, strict=True) if not joint]
     assert len(alone) > 10
     assert sorted(abs(miss) for miss in alone)[len(alone) * 3 // 4] < 3 * MS
+    # what came together has the last one's time: too late by up to the stall, and never too early
+    joint = [miss for miss, both in zip(misses, together, strict=True) if both]
+    assert max(joint) > 80 * MS
+    assert min(joint) > -3 * MS
     # the read of the stall carries its last segment's time, so no stamp is 150 ms late
     gaps = (record.chunk_ns[1:] - record.chunk_ns[:-1]).tolist()
     assert max(gaps) > 90 * MS
@@ -164,6 +182,11 @@ def test_a_late_reader_still_has_true_stamps() -> None:
     assert check.receive_clock == "kernel"
     assert check.loop_lag_max_s is not None
     assert check.loop_lag_max_s > 0.1
+    # and the client knows how wrong each stamp can be: never less than it is
+    assert check.stamp_error_max_s is not None
+    assert max(joint) / 1e9 <= check.stamp_error_max_s + 0.003
+    assert check.stamp_error_p99_s is not None
+    assert check.stamp_error_p99_s > 0.05
 
 
 def test_a_wall_clock_step_in_a_run_changes_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,3 +226,60 @@ def test_a_wall_clock_step_in_a_run_changes_no_value(monkeypatch: pytest.MonkeyP
     assert 10 <= record.read_timed <= 45
     assert outcome.result.client.receive_clock == "read"
     assert any("stepped" in note for note in outcome.result.notes)
+
+
+def drive_frozen(gap_ms: float, chunks: int) -> tuple[float, float, int]:
+    """(p99, maximum of the stamp error in s, shared chunks) of a client that is stopped by a
+    signal for 0.6 s in the middle of one stream, as a suspended or starved process is.
+    """
+    events = [(10 + gap_ms * i, text()) for i in range(chunks)]
+    end = events[-1][0]
+    script = stream([*events, (end, finish("length") + usage(10, chunks) + DONE)])
+    ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
+    with MockProcess([script]) as mock:
+        child = os.fork()
+        if child == 0:
+            outcome = drive(mock.url, closed(requests=1, duration_s=20.0))
+            check, record = outcome.result.client, outcome.records[0]
+            assert record.chunk_shared is not None
+            theirs.send(
+                (check.stamp_error_p99_s, check.stamp_error_max_s, int(record.chunk_shared.sum()))
+            )
+            os._exit(0)
+        time.sleep(0.5)
+        os.kill(child, signal.SIGSTOP)
+        time.sleep(0.6)
+        os.kill(child, signal.SIGCONT)
+        assert ours.poll(20)
+        found: tuple[float, float, int] = ours.recv()
+        os.waitpid(child, 0)
+    return found
+
+
+def test_a_stopped_process_knows_that_it_did_not_look() -> None:
+    """Half a second of chunks came out of one read: no stall of the server, and no valid time."""
+    p99_s, most_s, shared = drive_frozen(10, 180)
+    assert shared > 30
+    assert 0.4 < p99_s <= most_s < 5
+
+
+def test_a_stopped_process_has_true_times_of_what_came_alone() -> None:
+    """One chunk in 0.7 s: it waits for the reader, and the kernel still knows when it came."""
+    p99_s, _, shared = drive_frozen(700, 4)
+    assert shared == 0
+    assert p99_s < 0.001
+
+
+def test_chunks_that_the_server_sends_together_are_not_the_clients_doing() -> None:
+    with MockProcess([stream_of_pairs()]) as mock:
+        outcome = drive(mock.url, closed(requests=1, duration_s=20.0))
+    record, check = outcome.records[0], outcome.result.client
+    assert record.chunk_shared is not None
+    assert int(record.chunk_shared.sum()) >= 45
+    assert check.stamp_error_p99_s is not None
+    assert check.stamp_error_p99_s < 0.02  # a busy machine adds some
+
+
+def stream_of_pairs() -> Script:
+    events = [(10.0 + 10 * i, text() + text()) for i in range(50)]
+    return stream([*events, (505.0, finish("length") + usage(10, 100) + DONE)])

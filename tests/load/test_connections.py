@@ -1,5 +1,6 @@
 """Connections: opened beforehand, kept, replaced when a server closes them, never capped."""
 
+import contextlib
 import resource
 import socket
 import ssl
@@ -97,6 +98,65 @@ def test_a_kept_connection_closed_unanswered_is_tried_once_more_and_marked() -> 
     again = outcome.records[1]
     assert again.connect_ns is not None
     assert again.connect_ns > 0  # it went over a new connection
+
+
+def test_a_server_that_holds_a_request_and_closes_has_failed_it() -> None:
+    """It had the request for 300 ms: no idle time-out that crossed with the sending."""
+    good = plain_stream(2, first_ms=2, gap_ms=1)
+    with MockServer([good, Script(((300.0, b""),), "close"), good]) as mock:
+        outcome = drive(mock.url, closed(requests=3, duration_s=20.0))
+        assert len(mock.served) == 3
+    held = outcome.records[1]
+    assert (held.failure, held.retries) == ("stream_cut", 0)
+    assert held.failure_detail == "no reply: closed by the server"
+    assert held.end_ns is not None
+    assert held.sent_ns is not None
+    assert held.end_ns - held.sent_ns > 290 * MS
+
+
+def test_the_time_of_a_request_sent_again_counts_from_its_first_sending() -> None:
+    """New connections take 200 ms here, and the user waits for them."""
+    good = plain_stream(2, first_ms=2, gap_ms=1)
+    with MockServer([good, Script((), "close"), good]) as mock, slow_door(mock.port, 0.2) as door:
+        outcome = drive(f"http://127.0.0.1:{door}", closed(requests=2, duration_s=20.0))
+    again = outcome.records[1]
+    assert (again.failure, again.retries) == (None, 1)
+    assert again.first_ns is not None
+    assert again.sent_ns is not None
+    assert again.first_ns - again.sent_ns > 190 * MS
+    assert again.sent_ns - again.intended_ns < 100 * MS
+
+
+@contextlib.contextmanager
+def slow_door(port: int, wait_s: float) -> Iterator[int]:
+    """A port that passes bytes on; every connection but the first waits first."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    open_: list[socket.socket] = []
+
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        for sock in (source, target):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                inner, _ = listener.accept()
+                if len(open_) >= 2:  # one connection, both its ends, is there already
+                    time.sleep(wait_s)
+                outer = socket.create_connection(("127.0.0.1", port))
+                open_.extend((inner, outer))
+                for pair in ((inner, outer), (outer, inner)):
+                    threading.Thread(target=copy, args=pair, daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield listener.getsockname()[1]
+    listener.close()
+    for sock in open_:
+        sock.close()
 
 
 def test_a_reply_cut_after_its_first_byte_is_not_tried_again() -> None:

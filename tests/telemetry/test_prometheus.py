@@ -1,6 +1,8 @@
 """Reading /metrics: sums over series, old names, absence, restarts, differences."""
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -182,3 +184,29 @@ def test_settling_ends_when_nothing_moves() -> None:
     assert settled_metrics(lambda: still, None, 99, pause=pauses.append) is still
     assert len(pauses) == 5
     assert settled_metrics(lambda: None, None, 99, pause=pauses.append) is None
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
+def test_what_is_no_number_was_not_measured(value: str) -> None:
+    """Neither as a count nor as a start to count from."""
+    good = parse_metrics(vllm_page(10, 100, 50))
+    odd = parse_metrics(vllm_page(20, float(value), 80))
+    for before, after in ((good, odd), (odd, good), (odd, odd)):
+        counters = counters_between(before, after)
+        assert counters is not None
+        assert counters.prompt_tokens is None
+        assert counters.generation_tokens is not None
+        assert json.dumps(asdict(counters), allow_nan=False)
+    assert odd.total("vllm:prompt_tokens_total") is None
+    assert not restarted(good, odd)
+
+
+def test_a_restart_is_seen_even_when_the_counters_have_caught_up() -> None:
+    counts = vllm_page(10, 100, 50)
+    before, after = (
+        parse_metrics(f"{counts}process_start_time_seconds {at}\n") for at in (1.7e9, 1.7e9 + 60)
+    )
+    assert restarted(before, after)
+    assert not restarted(before, before)
+    without = parse_metrics(vllm_page(10, 100, 50))
+    assert not restarted(without, after)

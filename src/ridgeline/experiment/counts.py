@@ -72,7 +72,7 @@ def _bounds(
 
 def not_checked(e: Evidence) -> Iterator[Doubt]:
     """Say which checks a run of a real server did not get."""
-    if e.facts.source != "measured" or e.facts.interrupted:
+    if e.facts.source != "measured" or e.facts.interrupted or e.facts.server_faults:
         return
     counters = e.facts.counters
     missing = ["requests", "prompt tokens", "output tokens"]

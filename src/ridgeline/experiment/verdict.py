@@ -211,10 +211,16 @@ def _late_reads(e: Evidence) -> Iterator[Doubt]:
             f"client limit: the times of chunks are up to {ms(error)} too late at p99, above"
             f" {ms(limit)}, because the client read them late"
         )
-    elif lag is not None and client.receive_clock == "read" and lag > limit:
+    elif lag is not None and lag > limit and client.receive_clock == "read":
         yield Doubt(
             f"client limit: the loop lagged {ms(lag)} at p99, above {ms(limit)},"
             " and chunks are timed when they are read"
+        )
+    elif lag is not None and lag > limit and error is None and e.records.chunk_shared.any():
+        # a run of an earlier version, which did not tell whose doing the shared times are
+        yield Doubt(
+            f"client limit: the loop lagged {ms(lag)} at p99, above {ms(limit)},"
+            " and chunks share their times"
         )
     else:
         worst = client.stamp_error_max_s

@@ -181,7 +181,7 @@ def restarted(before: Scrape, after: Scrape) -> bool:
     if begun[0] and begun[1] and begun[0] != begun[1]:
         return True
     return any(
-        series.value < old
+        math.isfinite(series.value) and series.value < old < math.inf
         for name in COUNTERS
         for series in after.series(name)
         if (old := {_key(s): s.value for s in before.series(name)}.get(_key(series))) is not None
