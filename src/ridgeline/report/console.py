@@ -136,6 +136,8 @@ def _cells(report: StudyReport, row: TableRow, *, wide: bool) -> list[Text]:
     detail = row.why if row.state in ("void", "failed") else row.change if wide else ""
     if detail and detail != row.name:
         name.append(f"\n{detail}", style="yellow" if row.state in ("void", "failed") else "dim")
+    if row.worst:
+        name.append(f"\n{row.worst}", style="red")
     if row.numerics:
         name.append(f"\n{row.numerics if wide else 'numerics change'}", style="yellow")
     cells = [name]

@@ -182,6 +182,28 @@ def missed(summary: Summary) -> list[str]:
     return texts
 
 
+def worst_repeats(summary: Summary, *, open_loop: bool) -> list[str]:
+    """Limits that a repeat misses although the mean beside them keeps them, in words."""
+    texts = []
+    for result in summary.slo:
+        limit = limit_of(result.limit)
+        if result.met is not False or result.value is None or limit is None:
+            continue
+        if limit.key == "error_rate":
+            mean = summary.requests.error_rate
+        elif limit.statistic is None:
+            continue
+        else:
+            intent = open_loop and limit.metric == "ttft"
+            group = "ttft_intent_s" if intent else f"{limit.metric}_s"
+            seconds = metric(summary, f"{group}.{limit.statistic}")
+            mean = None if seconds is None else seconds * 1e3
+        if mean is not None and mean <= limit.value:
+            found = limit_figure(limit, result.value)
+            texts.append(f"{limit_words(limit)} {found} in its worst repeat")
+    return texts
+
+
 def ranking_metric(report: StudyReport) -> str:
     """Cost when prices are known, else tokens/s per GPU, else tokens/s: what rows are sorted by."""
     ranked = [r.summary for r in report.rows if r.ranked and r.summary is not None]

@@ -18,6 +18,7 @@ from ridgeline.report.figures import (
     slo_state,
     sorted_rows,
     ttft_path,
+    worst_repeats,
 )
 from ridgeline.report.model import (
     CHUNKS,
@@ -57,7 +58,8 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class TableRow:
     """One experiment's cells. `difference` is against the baseline in `metric_path`; `numerics`
-    says when the model computes otherwise than the baseline's."""
+    says when the model computes otherwise than the baseline's, `worst` which limits one repeat
+    misses although the mean keeps them."""
 
     name: str
     change: str
@@ -76,6 +78,7 @@ class TableRow:
     source_word: str
     marks: str
     numerics: str = ""
+    worst: str = ""
 
 
 def table_rows(report: StudyReport) -> list[TableRow]:
@@ -120,6 +123,9 @@ def _row(report: StudyReport, row: ExperimentRow, path: str) -> TableRow:
         numerics="numerics change: output quality was not checked"
         if numerics_changed(report, row)
         else "",
+        worst=""
+        if summary is None
+        else "; ".join(worst_repeats(summary, open_loop=report.open_loop)),
     )
 
 
