@@ -51,6 +51,7 @@ def play(resolved, blocks, arrivals, depth, *, always_walk):
     for now in range(last + 10_000):
         while due and due[0][0] <= now:
             s.add(due.pop(0)[1])
+        before = s.preemptions
         decision = s.schedule()
         if decision is not None:
             check(s, decision)
@@ -59,8 +60,8 @@ def play(resolved, blocks, arrivals, depth, *, always_walk):
         if flights and (decision is None or len(flights) == depth):
             s.update(flights.pop(0))
             s.pool.check()
-        elif decision is None and not due and now >= last:
-            break
+        elif decision is None and not due and now >= last and s.preemptions == before:
+            break  # a call that only preempted is no end: what is left may run in the next one
     return s, requests, found
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ridgeline.domain.errors import BadInput
+from ridgeline.domain.errors import BadInput, nearest
 from ridgeline.domain.hardware import Gpu
 from ridgeline.domain.knobs import Knobs
 from ridgeline.domain.model import ModelShape
@@ -26,13 +26,15 @@ DTYPES = ("auto", "bfloat16", "float16", "half")
 
 # Knobs that change a real engine's speed but not the twin's: refused by name.
 NOT_MODELLED: Mapping[str, str] = {
-    "speculative_config": "speculative decoding",
     "pipeline_parallel_size": "pipeline parallelism",
     "enable_expert_parallel": "expert parallelism",
     "attention_backend": "the choice of an attention backend",
 }
 NEUTRAL = {"pipeline_parallel_size": 1}  # the same as not given
 POLICIES = ("fcfs", "priority")
+# Drafting methods that the twin models: without a model of its own, or with one more layer.
+DRAFT_METHODS = ("ngram", "eagle", "eagle3", "mtp")
+DRAFT_KEYS = ("method", "num_speculative_tokens", "model", "prompt_lookup_min", "prompt_lookup_max")
 ONLY_FROM_033 = (
     "max_num_active_seqs", "watermark", "prefill_schedule_interval",
     "max_num_queued_reqs", "max_num_queued_tokens",
@@ -83,6 +85,13 @@ class ResolvedKnobs:
     stream_interval: int = 1
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
+    drafts: int = 0
+    draft_method: str | None = None
+
+    @property
+    def lookahead(self) -> int:
+        """Slots that a drafter with KV of its own needs beside the tokens of a step."""
+        return self.drafts if self.draft_method not in (None, "ngram") else 0
 
     @property
     def max_capture_size(self) -> int:
@@ -106,6 +115,9 @@ def resolve(knobs: Knobs, gpu: Gpu, model: ModelShape, version: str = "0.21") ->
     chunked = _given(knobs.enable_chunked_prefill, True)
     seqs, tokens = _batch_limits(knobs, gpu, length, chunked, release)
     full, piecewise = _graph_kinds(knobs)
+    method, drafts = _drafts(knobs)
+    # Release 0.21 schedules synchronously under drafting on the CPU.
+    asynchronous = _given(knobs.async_scheduling, release == "0.33" or method != "ngram")
     return ResolvedKnobs(
         version=release,
         max_num_seqs=seqs,
@@ -116,7 +128,7 @@ def resolve(knobs: Knobs, gpu: Gpu, model: ModelShape, version: str = "0.21") ->
         chunked_prefill=chunked,
         long_prefill_token_threshold=_threshold(knobs, length),
         reserve_full_isl=_given(knobs.scheduler_reserve_full_isl, True),
-        async_depth=2 if _given(knobs.async_scheduling, True) else 1,
+        async_depth=2 if asynchronous else 1,
         watermark=_share("watermark", knobs.watermark, 0.0),
         prefix_caching=_given(knobs.enable_prefix_caching, True),
         block_size=_positive("block_size", knobs.block_size, 16),
@@ -126,7 +138,11 @@ def resolve(knobs: Knobs, gpu: Gpu, model: ModelShape, version: str = "0.21") ->
         kv_cache_memory_bytes=knobs.kv_cache_memory_bytes,
         num_gpu_blocks_override=knobs.num_gpu_blocks_override,
         eager=not (full or piecewise),
-        capture_sizes=_captures(knobs, gpu, seqs, tokens, release) if full or piecewise else (),
+        capture_sizes=(
+            _captures(knobs, gpu, seqs, tokens, release, per_decode=1 + drafts)
+            if full or piecewise
+            else ()
+        ),
         full_graphs=full,
         piecewise_graphs=piecewise,
         weights=weights,
@@ -141,6 +157,8 @@ def resolve(knobs: Knobs, gpu: Gpu, model: ModelShape, version: str = "0.21") ->
         stream_interval=_positive("stream_interval", knobs.stream_interval, 1),
         max_num_queued_reqs=_limit("max_num_queued_reqs", knobs.max_num_queued_reqs),
         max_num_queued_tokens=_limit("max_num_queued_tokens", knobs.max_num_queued_tokens),
+        drafts=drafts,
+        draft_method=method,
     )
 
 
@@ -317,7 +335,31 @@ def _graph_kinds(knobs: Knobs) -> tuple[bool, bool]:
     return level >= 2, True
 
 
-def _captures(knobs: Knobs, gpu: Gpu, seqs: int, tokens: int, release: str) -> tuple[int, ...]:
+def _drafts(knobs: Knobs) -> tuple[str | None, int]:
+    """(method, tokens guessed a step) of speculative decoding; (None, 0) without it."""
+    given = knobs.speculative_config
+    if given is None:
+        return None, 0
+    where = "speculative_config"
+    for key in given:
+        if key not in DRAFT_KEYS:
+            raise BadInput(
+                f"the twin does not model {key!r}{nearest(key, DRAFT_KEYS)}", where=where
+            )
+    method = given.get("method")
+    if method not in DRAFT_METHODS:
+        known = ", ".join(DRAFT_METHODS)
+        raise BadInput(f"the twin does not model {method!r} (it knows {known})", where=where)
+    count = given.get("num_speculative_tokens")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 64:
+        what = f"num_speculative_tokens must be a whole number from 1 to 64, not {count!r}"
+        raise BadInput(what, where=where)
+    return str(method), count
+
+
+def _captures(
+    knobs: Knobs, gpu: Gpu, seqs: int, tokens: int, release: str, *, per_decode: int
+) -> tuple[int, ...]:
     if knobs.cudagraph_capture_sizes is not None:
         sizes = sorted(set(knobs.cudagraph_capture_sizes))
         if not sizes or sizes[0] < 1:
@@ -333,12 +375,15 @@ def _captures(knobs: Knobs, gpu: Gpu, seqs: int, tokens: int, release: str) -> t
             )
         return kept
     large = release == "0.33" and gpu.compute_capability.startswith("10.")
-    default = min(2 * seqs, 1024 if large else 512)
+    default = min(2 * seqs * per_decode, 1024 if large else 512)
     asked = _positive("max_cudagraph_capture_size", knobs.max_cudagraph_capture_size, default)
     largest = min(asked, tokens)
     sizes_set = set(default_capture_sizes(largest, seqs, release))
     if tokens <= largest:
         sizes_set.add(tokens)
+    if per_decode > 1:  # a step of decodes only has a multiple of 1 + drafts tokens
+        last = min(largest, seqs * per_decode)
+        sizes_set.update(range(per_decode, last + 1, per_decode))
     if knobs.performance_mode == "interactivity":
         sizes_set.update(range(1, min(32, largest) + 1))
     return tuple(sorted(sizes_set))

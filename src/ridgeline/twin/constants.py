@@ -78,6 +78,9 @@ class Constants:
     send_ns_per_chunk: float = 40_000.0  # guess
     network_ns: float = 50_000.0  # guess: one way, same host or rack
 
+    # speculative decoding: a guessed token is right, when all before it were
+    draft_acceptance: float = 0.7  # guess: depends on the text and the drafter; measure it
+
     # tensor parallel
     all_reduce_share: float = 0.80  # guess, of the link's one-way rate
     all_reduce_ns: float = 10_000.0  # guess, each

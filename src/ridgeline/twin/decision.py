@@ -8,6 +8,7 @@ class Decision:
 
     `pairs` is the sum over chunks of tokens * (context before + tokens / 2); `context` the KV
     tokens that decodes read; `chunk_context` those that prompt chunks read from earlier ones.
+    `drafts` are the guessed tokens that decodes verify beside their own one each.
     `firsts` end their prompt here, `finished` get their last token, `got_token` is filled only
     when the scheduler traces: (request, tokens of this step) of all, in list order.
     """
@@ -17,6 +18,7 @@ class Decision:
         "chunk_context",
         "context",
         "decodes",
+        "drafts",
         "finished",
         "firsts",
         "pairs",
@@ -33,6 +35,7 @@ class Decision:
     def __init__(self, step: int) -> None:
         self.step = step
         self.decodes = 0
+        self.drafts = 0
         self.context = 0
         self.prefills: list[tuple[Request, int, int]] = []
         self.prefill_tokens = 0
@@ -50,9 +53,9 @@ class Decision:
     @property
     def tokens(self) -> int:
         """Tokens of the step."""
-        return self.decodes + self.prefill_tokens
+        return self.decodes + self.drafts + self.prefill_tokens
 
     @property
     def sampled(self) -> int:
         """Rows that the LM head computes."""
-        return self.decodes + len(self.firsts)
+        return self.decodes + self.drafts + len(self.firsts)

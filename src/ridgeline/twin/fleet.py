@@ -21,6 +21,7 @@ from ridgeline.twin.memory import MemoryPlan, plan_memory
 from ridgeline.twin.replica import Replica
 from ridgeline.twin.request import Request
 from ridgeline.twin.scheduler import Decision, Scheduler
+from ridgeline.twin.speculative import SpeculativeScheduler
 from ridgeline.twin.steptime import StepCost
 
 
@@ -55,6 +56,14 @@ def build_twin(
     return Twin(shape, gpu, knobs, constants, memory)
 
 
+def _scheduler(twin: Twin, *, trace: bool) -> Scheduler:
+    blocks = twin.memory.usable_blocks
+    if not twin.knobs.drafts:
+        return Scheduler(twin.knobs, blocks, trace=trace)
+    acceptance = twin.constants.draft_acceptance
+    return SpeculativeScheduler(twin.knobs, blocks, acceptance, trace=trace)
+
+
 class Fleet:
     """The serving side: data-parallel replicas, their API servers, one event queue."""
 
@@ -63,8 +72,7 @@ class Fleet:
         self.twin = twin
         self.cost = StepCost(twin.shape, twin.gpu, knobs, twin.constants)
         self.replicas = [
-            Replica(i, Scheduler(knobs, twin.memory.usable_blocks, trace=trace), self.cost)
-            for i in range(knobs.data_parallel)
+            Replica(i, _scheduler(twin, trace=trace), self.cost) for i in range(knobs.data_parallel)
         ]
         self.servers = [
             ApiServer(twin.constants, self.at, self._forward) for _ in range(knobs.api_servers)

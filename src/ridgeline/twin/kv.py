@@ -110,6 +110,13 @@ class BlockPool:
             if not head.count:
                 queue.popleft()
 
+    def give_back(self, blocks: int) -> None:
+        """Return blocks that were taken and never filled."""
+        if blocks:
+            self.free += blocks
+            if self.caching:
+                self._queue.append(FreeRun(blocks))
+
     def publish(self, request: Request) -> None:
         """Make the full prefix blocks that were just scheduled findable for the group.
 

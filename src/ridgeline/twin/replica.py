@@ -17,7 +17,7 @@ from ridgeline.twin.steptime import StepCost
 # inputs. `cpu` is the time at the step's start in which the GPU waited for the engine core.
 STEP_FIELDS = (
     "start", "end", "prefill", "decodes", "padded", "context", "mode", "running", "waiting",
-    "used_blocks", "chunks", "chunk_context", "pairs", "sampled", "cpu",
+    "used_blocks", "chunks", "chunk_context", "pairs", "sampled", "cpu", "drafts",
 )  # fmt: skip
 StepRow = tuple[float, ...]
 
@@ -87,7 +87,10 @@ class Replica:
         decodes, prefill, chunks = decision.decodes, decision.prefill_tokens, len(decision.prefills)
         for request in decision.admitted:
             request.scheduled_ns = now
-        mode, padded = cost.graph(decodes + prefill, prefill == chunks)
+        drafts = decision.drafts
+        # Uniform: every request computes as many tokens (one, or one with its drafts).
+        uniform = prefill == chunks if not drafts else not chunks
+        mode, padded = cost.graph(decodes + drafts + prefill, uniform)
         # After an idle spell the GPU waited for work, not for the CPU: the step begins here.
         start = self._gpu_free if self._busy else now
         self._busy = True
@@ -104,7 +107,7 @@ class Replica:
             (
                 start, end, prefill, decodes, padded, decision.context, mode, decision.running,
                 decision.waiting, decision.used_blocks, chunks, decision.chunk_context,
-                decision.pairs, decodes + len(decision.firsts), begin - start,
+                decision.pairs, decodes + drafts + len(decision.firsts), begin - start, drafts,
             )
         )  # fmt: skip
         return launched

@@ -29,6 +29,7 @@ class Request:
         "finish_step",
         "first_ns",
         "group",
+        "held",
         "intended_ns",
         "last_ns",
         "number",
@@ -95,6 +96,7 @@ class Request:
         # KV blocks: leading blocks held by reference, and what of its own is still in the free list
         self.shared_held = 0
         self.duplicate = False
+        self.held = 0  # blocks in all, while it drafts
         self.own_free: FreeRun | None = None
         self.own_full = 0
         # steps that gave a token

@@ -54,6 +54,7 @@ def _formula_inputs(column: dict[str, Floats]) -> StepColumns:
         chunk_context=column["chunk_context"],
         pairs=column["pairs"],
         sampled=column["sampled"],
+        drafts=column["drafts"],
     )
 
 

@@ -111,8 +111,12 @@ class Scheduler:
             interval > 1
             and self.step % interval != 0
             and not self._prefill_bound
-            and self._decoders > 0
+            and self._decoding > 0
         )
+
+    @property
+    def _decoding(self) -> int:
+        return self._decoders
 
     def update(self, decision: Decision) -> None:
         """Take note of a step's end: finished requests leave and give their blocks back."""
@@ -153,8 +157,7 @@ class Scheduler:
             if request not in self.running or request.ending:
                 continue
             if left == 0:
-                # A chunk grows only where it was cut by the budget, and then it was the last of
-                # the list: whoever decodes behind it was admitted into what it left.
+                # A cut chunk was the last of the list: decoders behind it fit into what it left.
                 assert not request.decoding, "a decoder without budget"
                 continue
             if request.decoding:
@@ -171,6 +174,7 @@ class Scheduler:
                 # It gave way itself. Release 0.33 goes on with the next one under priorities.
                 if self._by_priority and self.knobs.version == "0.33":
                     continue
+                self._postpone_others(passed)
                 break
             pool.take(blocks)
             left -= tokens
@@ -205,6 +209,17 @@ class Scheduler:
                 back += granted
             self._preempt(decision, victim, granted)
         return back
+
+    def _postpone_others(self, passed: dict[Request, int]) -> None:
+        """Under priorities a loop that ends early passes over decoders: they lose this step."""
+        if not passed:  # then there is no step at all
+            return
+        for request in self.running:
+            if request.decoding and request not in passed:
+                request.close_run(self.step)
+                self._settle(request)
+                self._join(request, self.step + 1)
+                request.run_first = self.step + 1
 
     def _revoke(self, decision: Decision, victim: Request, granted: int) -> None:
         """Take back what a request was granted in this step (its blocks are still held)."""

@@ -32,7 +32,8 @@ class StepColumns:
     """What steps did, one entry a step: the input of the vectorised formulas.
 
     `padded` are the GEMM rows; `context` KV tokens read by decodes; `chunk_context` KV tokens of
-    earlier chunks read by the `chunks` prompt chunks; `pairs` their query-context pairs.
+    earlier chunks read by the `chunks` prompt chunks; `pairs` their query-context pairs; `drafts`
+    guessed tokens that decodes verify.
     """
 
     decodes: Floats
@@ -43,6 +44,7 @@ class StepColumns:
     chunk_context: Floats
     pairs: Floats
     sampled: Floats
+    drafts: Floats
 
 
 class StepCost:
@@ -74,6 +76,7 @@ class StepCost:
         self.overhead_ns = shape.layers * c.small_kernels_ns_per_layer + c.step_gap_ns
         self._linear: dict[int, tuple[float, float]] = {}
         self._sampled: dict[int, tuple[float, float]] = {}
+        self._draft_ns = self._drafting_ns()
         self._windows = tuple(Counter(shape.windows).items())
         self._sliding = shape.full_attention_layers < shape.layers
         per_layer = {
@@ -109,7 +112,7 @@ class StepCost:
     def gpu_ns(self, step: Decision, padded: int) -> float:
         """Time the GPU computes for a step, launches aside."""
         weights, communication = self._linear.get(padded) or self.linear_ns(padded)
-        sampled = step.decodes + len(step.firsts)
+        sampled = step.decodes + step.drafts + len(step.firsts)
         head, sampler = self._sampled.get(sampled) or self.sampled_ns(sampled)
         time = weights + communication + head + sampler + self.overhead_ns + self.attention_ns
         context: float = step.context
@@ -119,6 +122,8 @@ class StepCost:
             context = self._attended(step.decodes, context)
             pairs = self._attended(step.prefill_tokens, pairs)
             chunk_context = self._attended(len(step.prefills), chunk_context)
+        if step.drafts:
+            time += self._draft_ns
         if pairs:
             time += max(pairs * self.prefill_ns_per_pair, chunk_context * self.decode_ns_per_token)
         return time + context * self.decode_ns_per_token
@@ -168,7 +173,7 @@ class StepCost:
         fixed = np.full(len(decode), self.attention_ns)
         only_prefill = steps.decodes == 0
         return {
-            "weights": weights,
+            "weights": weights + np.where(steps.drafts > 0, self._draft_ns, 0.0),
             "attention_decode": decode + np.where(only_prefill, 0.0, fixed),
             "attention_prefill": prefill + np.where(only_prefill, fixed, 0.0),
             "head": head,
@@ -181,9 +186,11 @@ class StepCost:
         """Model FLOPs of steps as `seen`, over all ranks; padding rows are not work."""
         shape = self.shape
         attention = roofline.attention_flops_per_pair(shape)
+        # Every guessed token attends to its request's context; it is read once for all of them.
+        verified = steps.context * (1 + steps.drafts / np.maximum(steps.decodes, 1))
         total: Floats = (
-            (steps.decodes + steps.prefill) * roofline.linear_flops_per_token(shape)
-            + attention * (steps.context + steps.pairs)
+            (steps.decodes + steps.drafts + steps.prefill) * roofline.linear_flops_per_token(shape)
+            + attention * (verified + steps.pairs)
             + steps.sampled * roofline.head_flops(shape)
         )
         return total
@@ -191,7 +198,7 @@ class StepCost:
     def bytes_read(self, steps: StepColumns) -> Floats:
         """Bytes read by steps as `seen`, over all ranks: weights, the head if it samples, KV."""
         shape, knobs = self.shape, self.knobs
-        rows, inverse = np.unique(steps.decodes + steps.prefill, return_inverse=True)
+        rows, inverse = np.unique(steps.decodes + steps.drafts + steps.prefill, return_inverse=True)
         linear = np.array([roofline.linear_bytes_read(shape, r, knobs.weight_bytes) for r in rows])
         head = roofline.embedding_weights(shape) * 2.0
         kv = self._kv_token_bytes * knobs.tensor_parallel
@@ -249,6 +256,19 @@ class StepCost:
         memory = size / (c.gemm_bandwidth_share * self._bandwidth)
         compute = flops / (c.gemm_flops_share * peak)
         return max(memory, compute) * NS + c.operation_ns
+
+    def _drafting_ns(self) -> float:
+        """Guessing the next step's tokens: a layer and the head, one pass for each token.
+
+        Look-up in the prompt (ngram) costs the GPU nothing.
+        """
+        shape, knobs, c = self.shape, self.knobs, self.constants
+        if not knobs.lookahead:
+            return 0.0
+        layer = roofline.linear_weights(shape) / shape.layers + roofline.embedding_weights(shape)
+        size = 2.0 * layer / knobs.tensor_parallel
+        one = size / (c.gemm_bandwidth_share * self._bandwidth) * NS
+        return knobs.drafts * (one + c.small_kernels_ns_per_layer + 6 * c.operation_ns)
 
     def _all_reduces_ns(self, rows: int) -> float:
         ranks, c = self.knobs.tensor_parallel, self.constants
