@@ -41,6 +41,7 @@ class ClientCheck:
     backlog_p99_s: float | None = None
     cpu_share: float | None = None
     connections: int | None = None
+    stamp_error_p95_s: float | None = None
     stamp_error_p99_s: float | None = None
     stamp_error_max_s: float | None = None
 

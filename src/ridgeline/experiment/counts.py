@@ -10,8 +10,10 @@ from ridgeline.domain.records import Bools, Floats
 from ridgeline.experiment.evidence import Doubt, Evidence
 
 CACHE_SHARE = 0.05  # prefix-cache hits above those that the workload declares
-PROMPT_SHARE, PROMPT_TOKENS = 0.10, 8  # a prompt further from its plan than both is another one
-OFF_SHARE = 0.05  # of the requests
+PROMPT_SHARE, PROMPT_TOKENS = 0.10, 8  # prompts further from their plan than both are others
+FIT_MISSES, PROMPT_MOST = 3.0, 0.25  # where the fit missed its own samples: as many of its misses
+CHANCE_SIGMAS = 4.0  # standard errors of a part's mean that texts of different words may make
+PROMPT_PARTS, PROMPT_LEAST = 10, 5  # how finely lengths are told apart, and requests in a part
 PLAN_SLACK = 1.25, 64  # what a prompt that was not counted may cost at most: times, and more tokens
 
 
@@ -153,7 +155,8 @@ def other_prompts(e: Evidence) -> Iterator[Doubt]:
     """Prompts that reached the model shorter or longer than asked for: cut off, or miscounted."""
     if e.facts.source != "measured":
         return
-    if not isinstance(e.facts.server.get("prompt_fit"), Mapping):
+    fit = e.facts.server.get("prompt_fit")
+    if not isinstance(fit, Mapping):
         if "prompt_fit" in e.facts.server or e.facts.server.get("urls"):
             yield Doubt("prompt lengths are words: the server's usage does not tell tokens",
                         void=False)  # fmt: skip
@@ -162,13 +165,22 @@ def other_prompts(e: Evidence) -> Iterator[Doubt]:
     if not known.any():
         return
     planned, counted = e.records.planned_prompt_tokens[known], e.records.prompt_tokens[known]
-    off = np.abs(counted - planned) > np.maximum(PROMPT_SHARE * planned, PROMPT_TOKENS)
-    if off.mean() > OFF_SHARE:
-        yield Doubt(
-            f"prompts: {off.mean():.0%} of them were counted more than {PROMPT_SHARE:.0%} off their"
-            f" planned length (on average {counted.mean():.0f} of {planned.mean():.0f} tokens):"
-            " the server cuts prompts, or its usage is wrong"
-        )
+    order = np.argsort(planned, kind="stable")
+    # by length, because only the longest may be cut; no smaller parts, because texts differ
+    for part in np.array_split(order, _parts(len(order))):
+        mean, asked = float(counted[part].mean()), float(planned[part].mean())
+        noise = min(FIT_MISSES * float(fit.get("drift_tokens", 0.0)), PROMPT_MOST * asked)
+        chance = CHANCE_SIGMAS * float((counted - planned)[part].std()) / math.sqrt(len(part))
+        if abs(mean - asked) - chance > max(PROMPT_SHARE * asked, PROMPT_TOKENS, noise):
+            yield Doubt(
+                f"prompts planned to be {asked:.0f} tokens were counted as {mean:.0f} on average:"
+                " the server cuts prompts, or its usage is wrong"
+            )
+            return
+
+
+def _parts(requests: int) -> int:
+    return max(1, min(PROMPT_PARTS, requests // PROMPT_LEAST))
 
 
 def other_lengths(e: Evidence) -> Iterator[Doubt]:

@@ -86,6 +86,7 @@ class SelfCheck:
             backlog_p99_s=_seconds(backlog.percentile_ns(99)) if kernel else None,
             cpu_share=self._cpu_share,
             connections=connections,
+            stamp_error_p95_s=_seconds(errors.percentile_ns(95)),
             stamp_error_p99_s=_seconds(errors.percentile_ns(99)),
             stamp_error_max_s=_seconds(errors.max_ns),
         )

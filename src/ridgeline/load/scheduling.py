@@ -7,6 +7,7 @@ import platform
 import struct
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 # sched_setattr(2) has no wrapper in most C libraries; its number depends on the machine.
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
@@ -14,8 +15,9 @@ _SLICE_NS = 100_000
 _RESET_ON_FORK = 1
 
 
-def ask_for_short_slices(slice_ns: int = _SLICE_NS) -> None:
-    """Ask the scheduler to let this thread in quickly, in turn for short slices of time; 0 undoes.
+def ask_for_short_slices(slice_ns: int = _SLICE_NS, thread: int = 0) -> None:
+    """Ask the scheduler to let a thread (0: this one) in quickly, in turn for short slices of time;
+    a slice of 0 undoes it.
 
     On a machine whose cores are all busy a woken thread otherwise waits for the running slices to
     end, several milliseconds. Linux 6.12 and later take the wish from anybody (sched_setattr(2),
@@ -30,19 +32,34 @@ def ask_for_short_slices(slice_ns: int = _SLICE_NS) -> None:
         # struct sched_attr: its size, then the policy (0 is SCHED_OTHER), flags, nice, priority,
         # and three times in ns of which the first is the slice.
         attributes = struct.pack("=IIQiIQQQ", 48, 0, _RESET_ON_FORK, nice, 0, slice_ns, 0, 0)
-        ctypes.CDLL(None).syscall(number, 0, attributes, 0)
+        ctypes.CDLL(None).syscall(number, thread, attributes, 0)
 
 
 @contextlib.contextmanager
 def short_slices() -> Iterator[None]:
-    """Short slices while inside; a thread under another policy than the ordinary one keeps it."""
+    """Short slices for all threads of this process while inside.
+
+    All, because a thread that is put aside while it holds the interpreter's lock keeps the others
+    out. A process under another policy than the ordinary one keeps it.
+    """
     scheduler = getattr(os, "sched_getscheduler", None)
     reset = getattr(os, "SCHED_RESET_ON_FORK", 0)
     if scheduler is None or scheduler(0) & ~reset != os.SCHED_OTHER:
         yield
         return
-    ask_for_short_slices()
+    threads = _threads()
+    for thread in threads:
+        ask_for_short_slices(_SLICE_NS, thread)
     try:
         yield
     finally:
-        ask_for_short_slices(0)
+        for thread in threads:
+            ask_for_short_slices(0, thread)
+
+
+def _threads() -> list[int]:
+    """The ids of this process's threads; only this one where they cannot be listed."""
+    try:
+        return [int(folder.name) for folder in Path("/proc/self/task").iterdir()]
+    except OSError:
+        return [0]
