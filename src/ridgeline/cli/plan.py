@@ -80,7 +80,7 @@ def _progress() -> _Progress:
 
 
 def _page(result: "PlanResult", name: str) -> list[Any]:
-    from ridgeline.experiment.planning import knee_of  # noqa: PLC0415
+    from ridgeline.experiment.planning import BANDS, knee_of  # noqa: PLC0415
     from ridgeline.report.numbers import number, significant  # noqa: PLC0415
 
     memory, bound, base = result.memory, result.bound, result.baseline
@@ -108,7 +108,11 @@ def _page(result: "PlanResult", name: str) -> list[Any]:
         best = max(rate for _, rate, _ in result.knee)
         lines.append(f"knee of the baseline: about {load} ({significant(best)} tokens/s at most)")
     lines.append(_table("Candidates, best first", [base, *result.candidates]))
-    lines.append(f"{result.looked_at} changes and combinations were looked at.")
+    lines.append(
+        f"{result.looked_at} changes and combinations were looked at. Expect priors to be off by"
+        f" {BANDS['output_tokens_per_s']:.0%} in tokens/s, {BANDS['itl_p95']:.0%} in p95 ITL and"
+        f" {BANDS['ttft_p95']:.0%} in p95 TTFT; differences between rows are surer than the rows."
+    )
     if result.hardware:
         lines.append(_table("The baseline's knobs on other GPUs", [base, *result.hardware]))
     if any("fp8" in str(v) for p in result.candidates for v in p.change.values()):
@@ -172,7 +176,7 @@ def _explained(result: "PlanResult") -> list[Any]:
 
 
 def _to_json(result: "PlanResult") -> dict[str, Any]:
-    from ridgeline.experiment.planning import knee_of  # noqa: PLC0415
+    from ridgeline.experiment.planning import BANDS, knee_of  # noqa: PLC0415
 
     def one(row: "Prediction") -> dict[str, Any]:
         given = row.configuration.knobs.given()
@@ -191,6 +195,7 @@ def _to_json(result: "PlanResult") -> dict[str, Any]:
         "schema": 1,
         "source": "twin",
         "constants": result.constants,
+        "bands": dict(BANDS),
         "baseline": None if baseline is None else baseline.to_json(),
         "candidates": [one(c) for c in result.candidates],
         "hardware": [one(c) for c in result.hardware],

@@ -30,6 +30,8 @@ LOADS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)  # of the study's load, for the knee
 PLATEAU = 0.95
 FAR = 10.0  # a limit that is missed by more than ten times counts as missed by ten times
 WHAT_IF = ("H100-SXM", "H200-SXM", "B200-SXM", "A100-SXM-80GB", "L40S", "MI300X")
+# Twice the mean absolute error of the priors on ten measured rows of one host (docs/twin.md).
+BANDS: Mapping[str, float] = {"output_tokens_per_s": 0.08, "itl_p95": 0.30, "ttft_p95": 0.32}
 Said = Callable[[str, int, int], None]
 
 
