@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +308,73 @@ def test_usage_that_does_not_grow_is_not_believed() -> None:
     assert all(r.failure is None for r in records)
     assert any("does not depend on the prompt" in note for note in facts.notes)
     assert "prompt_fit" not in facts.server  # nothing was learnt, and nothing pretends so
+
+
+def test_a_server_that_was_restarted_during_the_run_is_a_fault() -> None:
+    fake = FakeVllm()
+    fake.requests, fake.prompt, fake.generated = 1000, 100_000, 10_000
+    fake.pages["/metrics"] = fake._metrics()
+
+    def answer(served: Served, number: int) -> Script:
+        if number == 20:
+            fake.requests = fake.prompt = fake.generated = 0
+        return fake(served, number)
+
+    with MockServer(answer, fake.pages) as mock:
+        facts, _ = drive(HttpEndpoint(mock.url), users=4)
+    assert facts.server_faults == ("the server was restarted during the run",)
+
+
+def test_a_server_that_dies_in_the_run_is_a_fault() -> None:
+    fake = FakeVllm()
+    with MockServer(fake, fake.pages) as mock:
+        threading.Timer(0.7, mock.stop).start()
+        facts, records = drive(HttpEndpoint(mock.url), users=4, duration_s=1.5)
+    assert any(r.failure is None for r in records)
+    assert {r.failure for r in records} & {"connect", "stream_cut"}
+    (fault,) = facts.server_faults
+    assert "no longer answered after the run" in fault
+
+
+def test_a_server_that_cuts_a_stream_and_lives_is_no_fault() -> None:
+    fake = FakeVllm()
+
+    def answer(served: Served, number: int) -> Script:
+        good = fake(served, number)
+        return Script(good.parts[:2], "close") if number == 20 else good
+
+    with MockServer(answer, fake.pages) as mock:
+        facts, records = drive(HttpEndpoint(mock.url), users=4)
+    assert "stream_cut" in {r.failure for r in records}
+    assert facts.server_faults == ()
+
+
+def test_a_stop_during_calibration_ends_the_drive() -> None:
+    """The first answer would take 60 s."""
+
+    class Asked(SilentWatch):
+        def stop_asked(self) -> bool:
+            return True
+
+    with MockServer([Script(((60_000.0, b""),))], {"/v1/models": models_page("m")}) as mock:
+        plan = DrivePlan(closed(requests=1), "s", timeouts=Timeouts())
+        began = time.monotonic()
+        sink = MemorySink()
+        facts = HttpEndpoint(mock.url).drive(plan, sink, Asked())
+    assert time.monotonic() - began < 10
+    assert facts.interrupted
+    assert sink.requests == []
+
+
+def test_a_test_request_is_followed_for_longer_than_the_grace_time() -> None:
+    slow = plain_stream(2, first_ms=600, gap_ms=5)
+    with MockServer([slow], {"/v1/models": models_page("m")}) as mock:
+        plan = DrivePlan(
+            closed(requests=1), "s", timeouts=Timeouts(first_s=5.0, total_s=5.0, grace_s=0.1)
+        )
+        sink = MemorySink()
+        HttpEndpoint(mock.url).drive(plan, sink, SilentWatch())
+    assert [r.failure for r in sink.requests] == ["cancelled"]  # grace is for the run's own
 
 
 def test_the_engine_of_a_url() -> None:

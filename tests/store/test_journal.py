@@ -145,6 +145,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_written(
 
     wait_for(refused)
     assert lines[0].startswith(f"{path}: cannot write (no space left on device); free some space")
+    assert f"what was measured is kept, see `ridgeline report {path.parent.parent}`" in lines[0]
     with pytest.raises(StoreError):
         journal.close()
     monkeypatch.undo()

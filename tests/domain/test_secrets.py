@@ -1,0 +1,38 @@
+"""API keys in texts and in values that are stored."""
+
+import json
+
+import pytest
+
+from ridgeline.domain.secrets import mask, mask_all
+
+KEY = 'sk-a"b/c+d'
+HELD = {"RIDGELINE_API_KEY": KEY}
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    [KEY, f"Bearer {KEY}", json.dumps(KEY), "sk-a%22b%2Fc%2Bd", f"key={KEY}, again {KEY}"],
+)
+def test_however_a_server_quotes_it(quoted: str) -> None:
+    found = mask(f"refused: {quoted}!", HELD)
+    assert "***" in found
+    assert "sk-a" not in found
+
+
+def test_both_variables_count_and_other_text_stays() -> None:
+    both = {"OPENAI_API_KEY": " sk-other ", **HELD}
+    assert mask(f"{KEY} and sk-other and sk", both) == "*** and *** and sk"
+    assert mask("nothing here", both) == "nothing here"
+    assert mask("text", {}) == "text"
+
+
+def test_a_very_short_key_does_not_eat_words() -> None:
+    assert mask("a model, Bearer a", {"OPENAI_API_KEY": "a"}) == "a model, Bearer ***"
+
+
+def test_every_text_of_a_value() -> None:
+    body = {"a": [f"x {KEY}", 1, None], KEY: {"deep": (KEY, 2.5, True)}}
+    found = mask_all(body, HELD)
+    assert found == {"a": ["x ***", 1, None], "***": {"deep": ["***", 2.5, True]}}
+    assert mask_all(body, {}) is body
