@@ -20,6 +20,9 @@ def report(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the self-contained page here.")
     ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it as Markdown, for a repository.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no table.")] = False,
 ) -> int:
     """Show the results in DIR, and write them as one HTML page that needs no network.
@@ -42,4 +45,11 @@ def report(
     if html is not None:
         write(loaded, html)
         say(f"report: {html}")
+    if markdown is not None:
+        from ridgeline.experiment.results import load_results  # noqa: PLC0415
+        from ridgeline.report.markdown import write as write_markdown  # noqa: PLC0415
+
+        found = load_results(directory).experiments
+        write_markdown(loaded, {e.name: tuple(e.counted.values()) for e in found}, markdown)
+        say(f"report: {markdown}")
     return 0
