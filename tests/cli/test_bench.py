@@ -219,6 +219,13 @@ def test_a_file_where_the_folder_should_be(
         assert "a folder is needed" in capfd.readouterr().err
 
 
+def test_json_into_the_folder_that_is_to_be_made(url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "deeper"
+    args = ["bench", url, *LOAD, "--requests", "16", "--quiet", "--out", str(folder / "o")]
+    assert ridgeline([*args, "--json", str(folder / "r.json")]) in (0, 3)
+    assert json.loads((folder / "r.json").read_text())["source"] == "measured"
+
+
 def test_a_reply_longer_than_the_grace_time_is_no_failure(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

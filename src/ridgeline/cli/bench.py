@@ -166,7 +166,7 @@ def bench(
     arrivals = Arrivals(users=users, rate_per_s=rate, process=process, burstiness=burstiness)
     _check(arrivals.users, arrivals.rate_per_s, duration, requests)
     folder = out or Path("runs") / f"bench-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    ensure_json_target(json)
+    ensure_json_target(json, folder)
     ensure_folder_target(folder)
     ensure_open_files(users or 0)  # before a schedule of so many users is drawn
     workload = _workload(

@@ -58,15 +58,20 @@ def console(*, to_stderr: bool = False) -> "Console":
     return found
 
 
-def ensure_json_target(target: str | None) -> None:
-    """Find out before the work, not after it, that --json cannot be written; raises BadInput."""
-    if target in (None, "-"):
+def ensure_json_target(target: str | None, out: Path) -> None:
+    """Find out before the work, not after it, that --json cannot be written; raises BadInput.
+
+    `out` is the folder of the results: it and its parents will have been made by then.
+    """
+    if target is None or target == "-":
         return
     path = Path(target)
     reason = None
     if path.is_dir():
         reason = "is a directory"
     elif not path.parent.is_dir():
+        if path.parent.absolute() in (out.absolute(), *out.absolute().parents):
+            return
         reason = "no such folder"
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
         reason = "permission denied"
