@@ -94,4 +94,4 @@ def test_the_reason_names_the_largest_change_of_the_accounting_first() -> None:
 
 def test_measured_runs_have_no_accounting_to_explain_with() -> None:
     bare = replace(summary(), steps={})
-    assert explain(bare, bare) == "a measured run has no step accounting"
+    assert explain(bare, bare) == "nothing was sampled beside these runs that would account for it"

@@ -93,6 +93,10 @@ _CAUSES = (
     _Cause("steps.prefill_tokens_per_step", "prompt tokens in such a step", "number"),
     _Cause("steps.idle_share", "idle time", "share", 1.5),
     _Cause("steps.kv_use_mean", "KV blocks in use", "share"),
+    _Cause("steps.tokens_per_step", "tokens a step", "number", 1.5),
+    _Cause("steps.mean_waiting", "requests waiting per replica", "number"),
+    _Cause("steps.gpu_sm_active", "SMs active", "share", 2.0),
+    _Cause("steps.gpu_dram_active", "DRAM active", "share"),
     _Cause("accounting.queue", "queue of a request", "s", 2.0),
     _Cause("accounting.prefill", "prefill of a request", "s"),
     _Cause("accounting.decode", "decode of a request", "s"),
@@ -102,7 +106,7 @@ _CAUSES = (
 def explain(before: Summary, after: Summary) -> str:
     """What changed in the step accounting from one run to another, largest changes first."""
     if not before.steps or not after.steps:
-        return "a measured run has no step accounting"
+        return "nothing was sampled beside these runs that would account for it"
     changes = []
     for cause in _CAUSES:
         a, b = _figure(before, cause.path), _figure(after, cause.path)

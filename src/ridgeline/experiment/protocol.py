@@ -22,6 +22,7 @@ from ridgeline.domain.run import ClientCheck, RunFacts, Source, Watch, Window
 from ridgeline.domain.summary import Summary, VerdictFigures
 from ridgeline.engines.base import DrivePlan, Engine, Timeouts
 from ridgeline.engines.beside import Beside, WatchedEndpoint
+from ridgeline.experiment.measured import measured_limit, measured_steps
 from ridgeline.experiment.plan import PlannedRun, host_facts, utc_now
 from ridgeline.experiment.verdict import Evidence, judge
 from ridgeline.store.codec import from_plain, to_plain
@@ -210,6 +211,10 @@ def figures(meta: RunMeta, records: RunRecords, facts: RunFacts) -> Summary:
         open_loop=not meta.workload.arrivals.closed_loop,
         bounds=bounds_of(meta.configuration),
     )
+    if not summary.steps:  # a twin has its own, exact
+        steps = measured_steps(facts, meta.configuration)
+        limit = measured_limit(steps, meta.configuration)
+        summary = replace(summary, steps=steps, binding_limit=limit)
     found = judge(Evidence(records, facts, summary, meta.workload, meta.slo))
     return replace(summary, verdict=VerdictFigures(found.valid, found.reasons, found.warnings))
 

@@ -12,6 +12,7 @@ from ridgeline.experiment.evidence import Doubt, Evidence, ms
 TREND_SHARE = 0.10  # change over the window, of its mean
 TREND_T = 4.0  # t value of the slope: p < 0.005 with 8 points, < 0.001 with 20
 FEWEST_POINTS, MOST_POINTS = 8, 20
+SHIFT_SHARE, SHIFT_T, FEWEST_IN_THIRD = 0.15, 5.0, 4  # see level_shift
 MOST_RESIDUE = 0.9  # autocorrelation of the residues that is still corrected for
 IN_FLIGHT_SIGMAS = 4.0
 SILENT_SHARE = 0.10  # of the window, without a chunk while requests waited
@@ -50,8 +51,10 @@ def not_steady(e: Evidence) -> Iterator[Doubt]:
         return
     rates = per_second(e.records, window.start_ns, window.start_ns + whole * 1_000_000_000)
     drift = trend(_averages(rates))
-    if drift is not None:
-        yield Doubt(f"not steady: throughput changed by {drift:+.0%} over the window")
+    shift = level_shift(rates)
+    if drift is not None or shift is not None:
+        change = drift if drift is not None else shift
+        yield Doubt(f"not steady: throughput changed by {change:+.0%} over the window")
     if e.workload.arrivals.closed_loop:
         yield from _uneven(e, rates)
     else:
@@ -77,6 +80,21 @@ def trend(values: Floats) -> float | None:
     error = math.sqrt(left / (n - 2) / float(x @ x) * (1 + r) / (1 - r))
     change = slope * (n - 1) / mean
     return change if abs(change) > TREND_SHARE and abs(slope) > TREND_T * error else None
+
+
+def level_shift(values: Floats) -> float | None:
+    """Change from the first to the last third of a series, of its mean; None when there is none.
+
+    A step is no straight line, and its residues go together, so `trend` misses it. It counts above
+    SHIFT_SHARE of the mean and SHIFT_T times its own (Welch) standard error.
+    """
+    third, mean = len(values) // 3, float(np.mean(values)) if len(values) else 0.0
+    if third < FEWEST_IN_THIRD or mean <= 0:
+        return None
+    first, last = values[:third], values[-third:]
+    change = float(last.mean() - first.mean())
+    error = math.sqrt((float(first.var(ddof=1)) + float(last.var(ddof=1))) / third)
+    return change / mean if abs(change) > max(SHIFT_SHARE * mean, SHIFT_T * error) else None
 
 
 def _averages(rates: Floats) -> Floats:
