@@ -55,6 +55,6 @@ def test_steps_are_those_of_one_replica(page: str) -> None:
 def test_a_void_run_is_named_with_its_reason_and_not_counted(page: str) -> None:
     part = page.split("## Runs not counted")[1].split("\n## ", maxsplit=1)[0]
     assert part.strip().splitlines() == [
-        "- one-gpu-tuned-r2: void: not steady: throughput changed by -34% over the window"
+        "- one-gpu-tuned-r2: void: not steady: throughput changed by -27% over the window"
     ]
     assert row(page, "one-gpu-tuned", "Experiments")[8] == "2 of 3"
