@@ -59,7 +59,8 @@ class Sample:
     them lie between chunks of one read. `lost_gaps`: those that the failed requests sent inside
     owe (their planned output tokens - 1, at least one each), infinite in the view of failures.
     Per chunk of a successful (or stopped) request that arrived inside: `chunk_at_ns` and
-    `chunk_tokens`, the tokens that it stands for (a usage count is spread evenly over its request's chunks).
+    `chunk_tokens`, the tokens that it stands for (a usage count is spread evenly over its
+    request's chunks).
     `rows` are the places of the requests in the records. `tokens_estimated`: counted from chunks.
     """
 
