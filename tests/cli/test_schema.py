@@ -91,7 +91,7 @@ slo: {ttft_p95_ms: 2000, error_rate: 0.5}
 baseline: {max_num_seqs: 4}
 experiments:
   - {name: seqs-8, set: {max_num_seqs: 8}}
-  - {name: refused, set: {tensor_parallel_size: 3}}
+  - {name: too-small, set: {gpu_memory_utilization: 0.05}}
 repeats: 2
 findings:
   - id: more
@@ -112,7 +112,7 @@ def test_a_studys_result_fits(tmp_path: Path) -> None:
     )
     body = json.loads(target.read_text())
     checker(schema_of("study-result")).validate(body)
-    assert [r["name"] for r in body["runs"]] == ["baseline", "seqs-8", "refused"]
+    assert [r["name"] for r in body["runs"]] == ["baseline", "seqs-8", "too-small"]
     assert body["runs"][2]["summary"] is None
     assert body["findings"][0]["mark"] == "reproduced"
     assert code == 3  # one experiment could not be completed

@@ -327,8 +327,13 @@ def test_a_server_that_was_restarted_during_the_run_is_a_fault() -> None:
 
 def test_a_server_that_dies_in_the_run_is_a_fault() -> None:
     fake = FakeVllm()
-    with MockServer(fake, fake.pages) as mock:
-        threading.Timer(0.7, mock.stop).start()
+
+    def answer(served: Served, number: int) -> Script:
+        if number == 24:  # counted, not timed: a busy machine may need a second to get here
+            threading.Timer(0.02, mock.stop).start()
+        return fake(served, number)
+
+    with MockServer(answer, fake.pages) as mock:
         facts, records = drive(HttpEndpoint(mock.url), users=4, duration_s=1.5)
     assert any(r.failure is None for r in records)
     assert {r.failure for r in records} & {"connect", "stream_cut"}
