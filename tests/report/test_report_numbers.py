@@ -1,10 +1,17 @@
 """Numbers as the page and the console print them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from ridgeline.domain.knobs import Configuration, Knobs
+from ridgeline.domain.metrics import summarise
+from ridgeline.domain.records import RequestRecord, records_from_requests
+from ridgeline.domain.run import ClientCheck, RunFacts, Window
+from ridgeline.domain.slo import Slo
 from ridgeline.report import numbers
+from ridgeline.report.figures import latency_text
 
 T = "\u2009"
 M = "\u2212"
@@ -72,3 +79,22 @@ def test_percentages_and_their_intervals():
 def test_large_units():
     assert numbers.si(3.35e12, "B/s") == "3.35 TB/s"
     assert numbers.si(989e12, "FLOP/s") == "989 TFLOP/s"
+
+
+def test_a_reply_that_the_client_gave_up_is_infinite_and_said_to_be_unfinished() -> None:
+    """20 of 100 sent requests were still running when the grace time ended: none of them failed."""
+    window = Window(0, 10**9)
+    ended = RequestRecord(0, None, 0, 0, 5, 6, 7, 1, 2, 1, 2, finish_reason="length")
+    rows = [
+        replace(ended, index=i)
+        if i < 80
+        else RequestRecord(i, None, 0, 0, None, None, 9, 1, 2, failure="cancelled")
+        for i in range(100)
+    ]
+    summary = summarise(
+        records_from_requests(rows), window,
+        facts=RunFacts("measured", window, ClientCheck("kernel")),
+        configuration=Configuration("m", Knobs()), slo=Slo(),
+    )  # fmt: skip
+    assert summary.requests.failed == 0
+    assert latency_text(summary, "e2e_s.p95") == "∞ (20 % not finished)"

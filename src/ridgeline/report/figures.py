@@ -23,7 +23,8 @@ INTENT_DIFFERS_S = 1e-3  # TTFT from intent is shown beside TTFT from this diffe
 def metric(summary: Summary, path: str) -> float | None:
     """A figure by its dotted path; latencies count failures as infinitely slow where known."""
     group, _, name = path.partition(".")
-    if group in summary.failures_as_infinite and summary.requests.failed:
+    counts = summary.requests
+    if group in summary.failures_as_infinite and (counts.failed or counts.unfinished):
         value = getattr(summary.failures_as_infinite[group], name)
         # A percentile that this view cannot support falls back on nothing: None says so.
         return None if value is None else float(value)
@@ -56,8 +57,17 @@ def latency_text(summary: Summary, path: str) -> str:
     if value is None:
         return missing_reason(summary, path)
     if math.isinf(value):
-        return f"∞ ({numbers.percent(summary.requests.error_rate)} failed)"
+        return f"∞ ({_lost(summary)})"
     return numbers.duration(value)
+
+
+def _lost(summary: Summary) -> str:
+    """How many replies never came to an end, and whose doing that was."""
+    counts = summary.requests
+    parts = [f"{numbers.percent(counts.error_rate)} failed"] if counts.failed else []
+    if counts.unfinished and counts.sent:
+        parts.append(f"{numbers.percent(counts.unfinished / counts.sent)} not finished")
+    return ", ".join(parts)
 
 
 def ttft_path(report: StudyReport) -> str:
