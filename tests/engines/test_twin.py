@@ -63,13 +63,15 @@ def workload(**changes):
 
 
 def run(
-    load=None, *, on="H200", watch=None, timeouts=None, constants=None, model="Qwen3-4B", **knobs
-):
+    load=None, *, on="H200", watch=None, timeouts=None, constants=None, model="Qwen3-4B",
+    engine_version=None, **knobs,
+):  # fmt: skip
     given = {"max_model_len": 4096, "enable_prefix_caching": False, **knobs}
     sink = MemorySink()
     engine = TwinEngine() if constants is None else TwinEngine(constants)
     load = load if isinstance(load, Schedule) else draw_schedule(load or workload())
-    with engine.start(Configuration(model, Knobs(**given), gpu=on)) as endpoint:
+    configuration = Configuration(model, Knobs(**given), gpu=on, engine_version=engine_version)
+    with engine.start(configuration) as endpoint:
         plan = DrivePlan(load, "salt", timeouts=timeouts or Timeouts())
         facts = endpoint.drive(plan, sink, watch or SilentWatch())
     return Run(facts, sink)
@@ -406,8 +408,84 @@ def test_requests_that_can_never_fit_wait_for_ever_and_that_is_told():
         num_gpu_blocks_override=16, max_model_len=256,
     )  # fmt: skip
     assert found.records.text["failure"] == ["timeout_first"] * 2
-    assert [e.kind for e in found.sink.events] == ["stalled"]
+    [event] = found.sink.events
+    assert event.kind == "stalled"
+    assert "request 0 (245 prompt + 5 output tokens)" in event.text
+    assert "needs 16 blocks of 16 tokens, requests can have 15" in event.text
+    assert event.text.endswith("2 wait for ever")
+    assert event.text in found.facts.notes
     assert len(found.steps) == 0
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("version", ["0.21", "0.33"])
+def test_a_request_that_outgrows_the_pool_ends_the_simulation(caching, version):
+    """Without full reservation it runs until the 256th block, which the engine keeps."""
+    load = workload(arrivals=Arrivals(users=1), prompts=Prompts(Lengths(4000)),
+                    outputs=Outputs(Lengths(96)), duration_s=10.0, warmup_s=0.0)  # fmt: skip
+    found = run(
+        load, num_gpu_blocks_override=256, max_num_batched_tokens=2048,
+        scheduler_reserve_full_isl=False, enable_prefix_caching=caching, engine_version=version,
+    )  # fmt: skip
+    [event] = found.sink.events
+    assert event.kind == "stalled"
+    assert "request 0 (4000 prompt + 96 output tokens)" in event.text
+    assert "needs 256 blocks of 16 tokens, requests can have 255" in event.text
+    # 255 blocks hold 4080 tokens: the first answer token and one for each of those 80 slots.
+    assert len(found.records.chunk_ns) == 81
+    assert found.records.preemptions.tolist() == [1]
+    # One block more, and one token less, are enough.
+    for blocks, tokens in ((257, 96), (256, 81)):
+        fits = run(
+            replace(load, outputs=Outputs(Lengths(tokens)), requests=2),
+            num_gpu_blocks_override=blocks, max_num_batched_tokens=2048,
+            scheduler_reserve_full_isl=False, enable_prefix_caching=caching,
+            engine_version=version,
+        )  # fmt: skip
+        assert fits.records.ok.all()
+        assert not fits.sink.events
+
+
+def test_those_behind_a_request_that_outgrows_the_pool_are_counted():
+    load = workload(arrivals=Arrivals(users=3), prompts=Prompts(Lengths(4000)),
+                    outputs=Outputs(Lengths(96)), duration_s=10.0, warmup_s=0.0)  # fmt: skip
+    found = run(load, num_gpu_blocks_override=256, scheduler_reserve_full_isl=False)
+    assert [e.text.endswith("3 wait for ever") for e in found.sink.events] == [True]
+
+
+def test_a_prompt_that_no_step_may_take_whole_is_told_as_that():
+    load = workload(arrivals=Arrivals(users=1), prompts=Prompts(Lengths(3000)),
+                    outputs=Outputs(Lengths(5)), duration_s=2.0)  # fmt: skip
+    found = run(
+        load, enable_chunked_prefill=False, max_num_batched_tokens=4096,
+        max_num_scheduled_tokens=2000,
+    )  # fmt: skip
+    [event] = found.sink.events
+    assert "lacks 3000 tokens, a step without chunked prefill takes 2000" in event.text
+
+
+class StopsAfter(SilentWatch):
+    """Asks to stop from its n-th answer on."""
+
+    def __init__(self, answers):
+        self.left = answers
+
+    def stop_asked(self):
+        self.left -= 1
+        return self.left < 0
+
+
+def test_a_stop_after_the_window_ends_the_simulation_at_the_clients_patience():
+    """8 slots for 100 users of one long answer each: the last would end long after the window."""
+    load = workload(outputs=Outputs(Lengths(2000)), warmup_s=0.0, duration_s=4.0)
+    whole = run(load, max_num_seqs=8)
+    # The window is one look at the watch; the second comes with the drain.
+    stopped = run(load, max_num_seqs=8, timeouts=Timeouts(grace_s=10.0), watch=StopsAfter(1))
+    assert whole.steps.end_ns[-1] > 60e9
+    assert stopped.facts.interrupted
+    assert not whole.facts.interrupted
+    assert stopped.steps.end_ns[-1] < 15e9
+    assert "cancelled" in stopped.records.text["failure"]
 
 
 def test_facts_are_plain_values(base):

@@ -26,8 +26,8 @@ from ridgeline.twin.results import (
     ClientLimits,
     request_record,
     server_counters,
+    stall,
     step_table,
-    stuck,
 )
 
 __all__ = [
@@ -117,9 +117,9 @@ class TwinEndpoint:
         fleet = Fleet(self.twin, offer)
         offer.begin(fleet)
         with _collector_paused():
-            interrupted = _simulate(fleet, offer, watch)
+            interrupted = _simulate(fleet, offer, watch, round(plan.timeouts.grace_s * 1e9))
         window = Window(offer.window_start, offer.window_end)
-        notes = _hand_in(fleet, offer, plan.timeouts, sink)
+        notes = _hand_in(fleet, offer, plan.timeouts, sink, watch)
         return RunFacts(
             source=self.source,
             window=window,
@@ -170,8 +170,11 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _simulate(fleet: Fleet, offer: Offer, watch: Watch) -> bool:
-    """Run to the end of the last request; True when the watch asked to stop early."""
+def _simulate(fleet: Fleet, offer: Offer, watch: Watch, grace_ns: int) -> bool:
+    """Run to the end of the last request; True when the watch asked to stop early.
+
+    Once it asks, nothing is simulated that the client would not have waited for.
+    """
     time, seen = 0, 0
     interrupted = False
     while time < offer.window_end and fleet.next_ns is not None:
@@ -182,7 +185,11 @@ def _simulate(fleet: Fleet, offer: Offer, watch: Watch) -> bool:
         if watch.stop_asked():
             interrupted = True
             offer.stop(fleet.now)
-    fleet.run_until(None)
+    while fleet.next_ns is not None:
+        if watch.stop_asked():
+            fleet.run_until(offer.window_end + grace_ns)
+            return interrupted or fleet.next_ns is not None
+        fleet.run_until(fleet.next_ns + SLICE_NS)
     return interrupted
 
 
@@ -201,8 +208,10 @@ def _live(offer: Offer, now: int, ended: list[Request]) -> LiveFigures:
     )
 
 
-def _hand_in(fleet: Fleet, offer: Offer, limits: Timeouts, sink: RecordSink) -> tuple[str, ...]:
-    """Pass records and steps to the sink; returns notes on what the client's limits did."""
+def _hand_in(
+    fleet: Fleet, offer: Offer, limits: Timeouts, sink: RecordSink, watch: Watch
+) -> tuple[str, ...]:
+    """Pass records and steps to the sink; returns notes on stalls and the client's limits."""
     client = ClientLimits(
         first_ns=None if limits.first_s is None else round(limits.first_s * 1e9),
         total_ns=None if limits.total_s is None else round(limits.total_s * 1e9),
@@ -213,12 +222,13 @@ def _hand_in(fleet: Fleet, offer: Offer, limits: Timeouts, sink: RecordSink) -> 
         record = request_record(request, fleet.replicas[request.replica], client)
         late += record.failure in ("timeout_first", "timeout_total", "cancelled")
         sink.request(record)
-    waiting = sum(stuck(r) for r in fleet.replicas)
-    if waiting:
-        sink.event(
-            RunEvent(fleet.now, "stalled", f"{waiting} requests can never get enough KV blocks")
-        )
+    stalls = tuple(text for text in map(stall, fleet.replicas) if text is not None)
+    for text in stalls:
+        event = RunEvent(fleet.now, "stalled", text)
+        sink.event(event)
+        watch.event(event)
     sink.steps(step_table(fleet))
     if not late:
-        return ()
-    return (f"{late} requests passed a client limit; the simulated client did not hang up on them",)
+        return stalls
+    passed = f"{late} requests passed a client limit; the simulated client did not hang up on them"
+    return (*stalls, passed)

@@ -202,6 +202,23 @@ def server_counters(fleet: Fleet, requests: list[Request]) -> ServerCounters:
     )
 
 
-def stuck(replica: Replica) -> int:
-    """Requests that can never be admitted: they wait although the replica has nothing to do."""
-    return len(replica.scheduler.waiting) if replica.idle else 0
+def stall(replica: Replica) -> str | None:
+    """Why requests wait although the replica has nothing to do (None: none does).
+
+    The first in the queue can never be admitted, and those behind it wait for it.
+    """
+    scheduler = replica.scheduler
+    if not replica.idle or not scheduler.waiting:
+        return None
+    waiting, first = len(scheduler.waiting), scheduler.waiting[0]
+    pool, budget = scheduler.pool, scheduler.knobs.max_num_scheduled_tokens
+    who = f"request {first.number} ({first.prompt} prompt + {first.output} output tokens)"
+    blocks = pool.blocks_for(first.prompt + first.output - 1)  # nothing follows the last token
+    if blocks > pool.capacity:
+        why = (
+            f"{who} can never end: it needs {blocks} blocks of"
+            f" {pool.block_size} tokens, requests can have {pool.capacity} (the engine keeps one)"
+        )
+    else:
+        why = f"{who} lacks {first.total} tokens, a step without chunked prefill takes {budget}"
+    return f"replica {replica.number}: {why}; {waiting} wait for ever"

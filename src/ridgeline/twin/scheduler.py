@@ -329,11 +329,13 @@ class Scheduler:
         """Enough free blocks for the chunk, and with full reservation for the whole prompt.
 
         Hit blocks that lie in the free queue count as used up. The watermark applies only while
-        something runs.
+        something runs. Where nothing does, the whole prompt must fit in any case: one that is
+        larger than the pool would give way to itself in the middle and start again, for ever (the
+        engine does that; here it waits, and `results.stall` tells).
         """
         pool, knobs = self.pool, self.knobs
         kept = int(knobs.watermark * pool.capacity) if self.running else 0
-        ahead = lacks if knobs.reserve_full_isl else tokens
+        ahead = lacks if knobs.reserve_full_isl or not self.running else tokens
         needed = pool.blocks_for(start + ahead) - hits.blocks + hits.idle
         return needed + kept <= pool.free
 
