@@ -57,10 +57,18 @@ def test_tensor_parallel_splits_weights_and_cache():
         ("H100", "meta-llama/Llama-3.1-70B", {}, "not enough GPU memory to load the model: 141"),
         ("RTX-4090", "Qwen/Qwen3-8B", {"gpu_memory_utilization": 0.7}, "no available memory"),
         ("L4", "Qwen3-4B", {"kv_cache_memory_bytes": 10**9}, "maximum model length is 6768"),
+        (
+            "H100",
+            "Qwen3-4B",
+            {"num_gpu_blocks_override": 255, "max_model_len": 4096},
+            "256 KV blocks are needed, num_gpu_blocks_override 255 holds 4080 tokens (255 of 16)",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(on, name, given, reason):
     found = plan(on, name, **given)
     assert reason in found.problem
+    if "num_gpu_blocks_override" in given:
+        assert "GB" not in found.problem  # what is free has no say in it
     with pytest.raises(RunFailed, match="memory: "):
         found.require_fit()

@@ -118,7 +118,15 @@ def _problem(
             f" {knobs.gpu_memory_utilization:g} of {total / 1e9:.1f} GB; raise"
             " gpu_memory_utilization, or lower max_num_batched_tokens or max_num_seqs"
         )
+    # As the engine checks it: its null block counts here, though no request ever gets it.
     tokens = blocks * knobs.block_size
+    if tokens < knobs.max_model_len and knobs.num_gpu_blocks_override:
+        return (
+            f"to serve at least one request of {knobs.max_model_len} tokens"
+            f" {-(-knobs.max_model_len // knobs.block_size)} KV blocks are needed,"
+            f" num_gpu_blocks_override {blocks} holds {tokens} tokens ({blocks} of"
+            f" {knobs.block_size}); raise it, or lower max_model_len to at most {tokens}"
+        )
     if tokens < knobs.max_model_len:
         return (
             f"to serve at least one request of {knobs.max_model_len} tokens"
