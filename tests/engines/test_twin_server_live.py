@@ -257,3 +257,23 @@ def test_a_study_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> Non
         running(tmp_path, str(study)),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("knob", "reason"),
+    [
+        ("stream_interval: 4", "stream_interval: the served twin sends every token by itself"),
+        (
+            "speculative_config: {method: ngram, num_speculative_tokens: 3}",
+            "speculative_config: the served twin does not model drafted tokens",
+        ),
+    ],
+)
+def test_knobs_that_the_served_twin_does_not_model_are_refused(
+    tmp_path: Path, knob: str, reason: str
+) -> None:
+    study = tmp_path / "live.yaml"
+    assert "baseline: {" in STUDY
+    study.write_text(STUDY.replace("baseline: {", "baseline: {" + knob + ", "))
+    with pytest.raises(AssertionError, match=reason), running(tmp_path, str(study)):
+        pass

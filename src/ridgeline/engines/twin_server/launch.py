@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ridgeline.domain.errors import BadInput
 from ridgeline.engines.twin_server.pacer import FixedPacer, Pacer
 from ridgeline.engines.twin_server.protocol import Served
 from ridgeline.engines.twin_server.server import Options, TwinServer
 from ridgeline.workload.study import ExperimentSpec
+
+if TYPE_CHECKING:
+    from ridgeline.domain.defaults import ResolvedKnobs
 
 DOUBLE_MODEL = "twin"
 DOUBLE_LENGTH = 32768
@@ -65,6 +69,7 @@ def twin_server(listen: Listen, spec: ExperimentSpec, *, model: str | None = Non
     gpu, form = hardware.gpu(configuration.gpu), shape(configuration.model)
     version = configuration.engine_version or defaults.VERSIONS[0]
     knobs = defaults.resolve(configuration.knobs, gpu, form, version)
+    _refuse_unserved(knobs)
     twin = build_twin(form, gpu, knobs)
     served = Served(
         model or configuration.model,
@@ -80,6 +85,22 @@ def twin_server(listen: Listen, spec: ExperimentSpec, *, model: str | None = Non
         "num_gpu_blocks": str(twin.memory.usable_blocks + 1),  # the null block included
     }
     return _server(listen, served, TwinPacer(twin), version, cache)
+
+
+def _refuse_unserved(knobs: "ResolvedKnobs") -> None:
+    """The server sends one token a chunk, one a step: what changes that is refused by name."""
+    if knobs.stream_interval > 1:
+        raise BadInput(
+            f"the served twin sends every token by itself, not every {knobs.stream_interval}th",
+            where="stream_interval",
+            fix="leave it out, or use `ridgeline plan` or `study`, which model it",
+        )
+    if knobs.drafts:
+        raise BadInput(
+            "the served twin does not model drafted tokens",
+            where="speculative_config",
+            fix="leave it out, or use `ridgeline plan` or `study`, which model it",
+        )
 
 
 def _server(
