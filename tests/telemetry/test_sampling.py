@@ -232,3 +232,15 @@ def test_strangers_cannot_be_told_where_process_numbers_are_not_ours() -> None:
     assert of_host is not None
     assert of_container.strangers is None
     assert of_host.strangers == (40002,)
+
+
+def test_probes_are_closed_when_the_sampling_ends_also_one_that_fails() -> None:
+    class Broken(FakeProbe):
+        def close(self) -> None:
+            self.closed = True
+            raise OSError
+
+    probes = [Broken([]), FakeProbe([])]
+    with Sampling(probes, period_s=0.01):
+        assert not any(p.closed for p in probes)
+    assert all(p.closed for p in probes)

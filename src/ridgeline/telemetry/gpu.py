@@ -196,6 +196,9 @@ class GpuProbe:
                 self._samples.append((at, sample))
                 yield from _readings(sample)
 
+    def close(self) -> None:
+        """Nothing to let go of: the driver's handles are the sampler's, which outlives a run."""
+
     def summaries(
         self, start_ns: int, end_ns: int, ours: Iterable[int] = ()
     ) -> tuple[GpuSummary, ...]:

@@ -55,6 +55,9 @@ class HostProbe:
         yield from (Reading("host", unit, "cpu_cores", value) for unit, value in cores.items())
         yield from (Reading("host", unit, "memory_bytes", value) for unit, value in memory.items())
 
+    def close(self) -> None:
+        """Nothing to let go of."""
+
     def _look(self) -> Iterable[tuple[str, Any]]:
         import psutil  # noqa: PLC0415
 

@@ -50,16 +50,24 @@ class Probe(Protocol):
     def read(self) -> Iterable[Reading]:
         """What it says now; nothing where it cannot be had."""
 
+    def close(self) -> None:
+        """Let go of connections and handles; called once, by the thread that read."""
+
 
 @dataclass(slots=True)
 class FakeProbe:
     """Says prepared things, one group a reading, then nothing."""
 
     script: list[list[Reading]]
+    closed: bool = False
 
     def read(self) -> Iterable[Reading]:
         """The next group."""
         return self.script.pop(0) if self.script else []
+
+    def close(self) -> None:
+        """Remember that it was closed."""
+        self.closed = True
 
 
 class Sampling:
@@ -100,7 +108,10 @@ class Sampling:
                     self._taken += [(at, reading) for reading in probe.read()]
             due = max(due + self._period_s, time.monotonic())
             if self._stop.wait(due - time.monotonic()):
-                return
+                break
+        for probe in self._probes:
+            with contextlib.suppress(Exception):
+                probe.close()
 
 
 class EngineProbe:
@@ -127,6 +138,10 @@ class EngineProbe:
             self._connection.close()
             return []
         return list(self._values(body)) if reply.status == 200 else []
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
 
     def _values(self, page: bytes) -> Iterator[Reading]:
         found: dict[str, list[float]] = defaultdict(list)
