@@ -72,3 +72,12 @@ def test_what_does_not_fit_is_refused_with_the_reason(on, name, given, reason):
         assert "GB" not in found.problem  # what is free has no say in it
     with pytest.raises(RunFailed, match="memory: "):
         found.require_fit()
+
+
+def test_the_advice_on_a_given_number_of_blocks_serves_a_full_request():
+    found = plan("H100", num_gpu_blocks_override=255, max_model_len=4096)
+    assert "raise it to 257 (the engine keeps one), or lower max_model_len to 4064" in found.problem
+    for blocks, length in ((257, 4096), (255, 4064)):
+        advised = plan("H100", num_gpu_blocks_override=blocks, max_model_len=length)
+        assert advised.problem is None
+        assert advised.kv_tokens >= length

@@ -121,11 +121,12 @@ def _problem(
     # As the engine checks it: its null block counts here, though no request ever gets it.
     tokens = blocks * knobs.block_size
     if tokens < knobs.max_model_len and knobs.num_gpu_blocks_override:
+        needed = -(-knobs.max_model_len // knobs.block_size)
         return (
-            f"to serve at least one request of {knobs.max_model_len} tokens"
-            f" {-(-knobs.max_model_len // knobs.block_size)} KV blocks are needed,"
-            f" num_gpu_blocks_override {blocks} holds {tokens} tokens ({blocks} of"
-            f" {knobs.block_size}); raise it, or lower max_model_len to at most {tokens}"
+            f"to serve at least one request of {knobs.max_model_len} tokens {needed} KV blocks are"
+            f" needed, num_gpu_blocks_override {blocks} holds {tokens} tokens ({blocks} of"
+            f" {knobs.block_size}); raise it to {needed + 1} (the engine keeps one), or lower"
+            f" max_model_len to {max(tokens - knobs.block_size, 1)}"
         )
     if tokens < knobs.max_model_len:
         return (
