@@ -358,6 +358,23 @@ def test_a_request_longer_than_the_model_is_refused_as_the_server_does():
     assert set(np.array(found.records.text["failure"])[refused]) == {"http_status"}
 
 
+def test_live_figures_count_the_refused_ones_so_far():
+    class Seen(SilentWatch):
+        def __init__(self):
+            self.figures = []
+
+        def live(self, figures):
+            self.figures.append((figures.elapsed_s, figures.failed))
+
+    watch = Seen()
+    load = workload(prompts=Prompts(Lengths(300, 0.9)), duration_s=12.0)
+    records = run(load, max_model_len=512, watch=watch).records
+    ends = records.end_ns[records.http_status == 400] / 1e9
+    assert len(watch.figures) == 4
+    assert [n for _, n in watch.figures] == [(ends < at).sum() for at, _ in watch.figures]
+    assert 0 < watch.figures[0][1] < watch.figures[-1][1]
+
+
 def test_a_clients_limits_turn_late_requests_into_failures():
     found = run(max_num_seqs=8, timeouts=Timeouts(first_s=1.0, grace_s=0.5))
     failures = found.records.text["failure"]

@@ -203,7 +203,7 @@ def _live(offer: Offer, now: int, ended: list[Request]) -> LiveFigures:
         output_tokens_per_s=sum(r.produced for r in ended) / (SLICE_NS / 1e9),
         ttft_p95_s=float(np.quantile(waits, 0.95)) if waits else None,
         sent=len(offer.requests),
-        failed=sum(r.failure is not None for r in offer.done),
+        failed=offer.failed,
         in_flight=offer.in_flight,
     )
 

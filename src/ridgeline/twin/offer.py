@@ -21,6 +21,7 @@ class Offer:
         self.schedule = schedule
         self.requests: list[Request] = []
         self.done: list[Request] = []
+        self.failed = 0  # of those that are done
         self.window_start = round(workload.warmup_s * 1e9)
         self.window_end = self.window_start + round(workload.duration_s * 1e9)
         self._think = round(workload.arrivals.think_time_s * 1e9)
@@ -58,6 +59,8 @@ class Offer:
     def finished(self, request: Request) -> None:
         """A request ended; its user thinks and sends the next one."""
         self.done.append(request)
+        if request.failure is not None:
+            self.failed += 1
         if request.user is None:
             return
         assert self._fleet is not None
