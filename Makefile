@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO   := runs/demo
 
-.PHONY: help demo test check test-vllm acceptance bench-twin format clean
+.PHONY: help demo test check test-vllm acceptance format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -15,7 +15,7 @@ demo: $(VENV)/.run  ## re-run the published twelve-experiment study on the digit
 	$(BIN)/ridgeline study studies/h100-twelve.yaml --check-published --out $(DEMO)
 	$(BIN)/ridgeline report $(DEMO) --html $(DEMO)/report.html --quiet
 
-test: $(VENV)/.dev  ## run the tests (no GPU, no network, under five minutes)
+test: $(VENV)/.dev  ## run the tests (no GPU; two to five minutes after the set-up)
 	scripts/ensure_chromium.sh
 	$(BIN)/python -m pytest -n 2
 

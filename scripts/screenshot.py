@@ -30,8 +30,11 @@ def main() -> int:
     if browser_path is None:
         print("no chromium found; install it (apt-get install chromium)", file=sys.stderr)
         return 1
-    # Only needed here: the message above must also come where playwright is not installed.
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+    try:
+        from playwright.sync_api import sync_playwright  # noqa: PLC0415  only needed here
+    except ModuleNotFoundError:
+        print("playwright is not installed: `make test` installs it", file=sys.stderr)
+        return 1
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(

@@ -376,3 +376,20 @@ def test_a_second_ctrl_c_does_not_wait(study_file: Path, tmp_path: Path) -> None
     assert "Traceback" not in err
     assert ridgeline(["report", str(tmp_path / "o"), "--quiet"]) == 0
     assert "running" not in states(tmp_path / "o")
+
+
+def test_an_engine_that_is_not_installed_is_told_before_the_first_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(
+        "name: v\nmodel: Qwen/Qwen3-4B\nengine: vllm\nhardware: {gpu: H100-SXM}\n"
+        "launch: {command: [no-such-vllm, serve, '{model}']}\n"
+        "workload: {arrivals: {users: 4}}\nbaseline: {max_num_seqs: 4}\n"
+        "experiments:\n  - {name: b, set: {max_num_seqs: 8}}\n"
+    )
+    assert ridgeline(["study", str(file), "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "no-such-vllm" in line
+    assert "study.yaml" in line
+    assert not (tmp_path / "out").exists()

@@ -38,7 +38,9 @@ def report(
         what = "is a file, not a folder" if directory.exists() else "there is no such folder"
         raise BadInput(what, where=str(directory), fix=_FIX)
     if not StudyDirectory(directory).exists():
-        raise BadInput("holds no study (no index.json)", where=str(directory), fix=_FIX)
+        inside = sorted(f.parent.name for f in directory.glob("*/index.json"))
+        fix = f"name one of those in it: {', '.join(inside)}" if inside else _FIX
+        raise BadInput("holds no study (no index.json)", where=str(directory), fix=fix)
     loaded = load_report(directory, details=html is not None)
     if not quiet:
         show(single_run(loaded) if loaded.baseline is None else study(loaded))

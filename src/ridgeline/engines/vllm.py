@@ -12,7 +12,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ from ridgeline.engines.vllm_log import read_start_up
 from ridgeline.telemetry.gpu import GpuSampler, open_nvml
 
 HOST = "127.0.0.1"
+INSTALL_IT = "install vLLM here, or name the command that starts it (launch.command)"
 COMMAND = ("vllm", "serve", "{model}")
 
 
@@ -146,18 +147,20 @@ class VllmEngine:
         raise error
 
 
+def missing_program(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """The program of a launch command when it is not on this machine, else None."""
+    found = shutil.which(command[0], path=environment.get("PATH"))
+    return command[0] if found is None else None
+
+
 def _spawn(configuration: Configuration, launch: VllmLaunch, number: int) -> Replica:
     port = free_port()
     command = [part.replace("{model}", configuration.model) for part in launch.command]
     command += [*serve_arguments(configuration.knobs), *launch.arguments]
     command += ["--host", HOST, "--port", str(port), "--served-model-name", configuration.model]
-    path = launch.environment.get("PATH")
-    if shutil.which(command[0], path=path) is None:
-        raise RunFailed(
-            f"there is no program {command[0]!r}",
-            where="engine vllm",
-            fix="install vLLM here, or name the command that starts it (launch.command)",
-        )
+    missing = missing_program(launch.command, launch.environment)
+    if missing is not None:
+        raise RunFailed(f"there is no program {missing!r}", where="engine vllm", fix=INSTALL_IT)
     log = launch.log_folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{port}.log"
     environment = {"VLLM_NO_USAGE_STATS": "1", **launch.environment}
     if configuration.gpu is not None:

@@ -58,15 +58,16 @@ def engine_named(name: str) -> Engine:
 def check_startable(study: Study, file: str) -> None:
     """Refuse what is known to be refused before the first run; raises BadInput with file and line.
 
-    An engine that is not built in, an endpoint without a URL; for a twin everything that it or its
-    engine would refuse. A model that does not fit in memory is no mistake: that run fails, and
-    the failure is its result.
+    An engine that is not built in or not installed, an endpoint without a URL; for a twin
+    everything that it or its engine would refuse. A model that does not fit in memory is no
+    mistake: that run fails, and the failure is its result.
     """
     for name in dict.fromkeys(spec.configuration.engine for spec in study.experiments):
         engine_named(name)
     for spec in study.experiments:
         try:
             _check_spec(spec)
+            _check_installed(spec.configuration)
         except BadInput as error:
             key = "model" if error.where == spec.configuration.model else error.where or ""
             line = spec.lines.get(key, spec.lines.get("", 0))
@@ -89,6 +90,19 @@ def refusal(spec: ExperimentSpec) -> RidgelineError | None:
     except RidgelineError as error:
         return error
     return None
+
+
+def _check_installed(configuration: Configuration) -> None:
+    """Here and not in `refusal`: a study file may be written on another machine than it runs on."""
+    if configuration.engine != "vllm":
+        return
+    from ridgeline.engines.vllm import COMMAND, INSTALL_IT, missing_program  # noqa: PLC0415
+
+    launch = configuration.launch
+    command = (launch.command if launch is not None else None) or COMMAND
+    missing = missing_program(command, launch.environment if launch is not None else {})
+    if missing is not None:
+        raise BadInput(f"there is no program {missing!r}", where="engine", fix=INSTALL_IT)
 
 
 def _check_spec(spec: ExperimentSpec) -> None:

@@ -2,7 +2,6 @@
 
 import datetime
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -181,11 +180,8 @@ def versions_for(engine: str) -> dict[str, str]:
 
 
 def ridgeline_version() -> str:
-    """The installed version, "unknown" when it runs from a bare source tree."""
-    try:
-        return importlib.metadata.version("ridgeline")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+    """The version of this source, installed or not."""
+    return ridgeline.__version__
 
 
 def source_digest() -> str:
