@@ -34,6 +34,7 @@ from ridgeline.workload.schedule import PlannedRequest, Schedule
 CONNECT_S = 10.0
 PROBE_WORDS = 32  # of the first calibration prompt; the others are sized by what it costs
 PROBE_OUTPUT_TOKENS = 2
+FIT_TOKENS = 768  # of the longest calibration prompt at least, where the model allows
 DRIFT_SHARE = 0.01  # a prompt length further from its plan than this is told
 
 
@@ -171,10 +172,11 @@ class HttpEndpoint:
     def _calibrate(
         self, plan: DrivePlan, site: Site, info: ServerInfo, watch: Watch
     ) -> Calibration:
-        """Fit tokens to words with up to three short requests, once for each kind of endpoint.
+        """Fit tokens to words with up to three requests, once for each kind of endpoint.
 
-        It is also the proof that streaming works: raises EndpointError with the server's words
-        when it does not.
+        Texts of equally many words differ by several tokens, so the slope needs a prompt that is
+        long against that, also where the workload's own are short. It is also the proof that
+        streaming works: raises EndpointError with the server's words when it does not.
         """
         if plan.endpoint in self._fits:
             return Calibration(self._fits[plan.endpoint], 0, 0, 0)
@@ -183,8 +185,13 @@ class HttpEndpoint:
         samples: list[tuple[int, int]] = []
         prompt_tokens = output_tokens = 0
         words = PROBE_WORDS
-        for tokens in (mean, high, None):
-            record = self._ask_once(plan, site, words, len(samples), watch)
+        for tokens in (mean, max(high, FIT_TOKENS), None):
+            try:
+                record = self._ask_once(plan, site, words, len(samples), watch)
+            except EndpointError:
+                if tokens is not None or high >= FIT_TOKENS:
+                    raise
+                break  # a server that does not take the long one may well take the workload's
             if record is None:
                 return Calibration(None, len(samples), prompt_tokens, output_tokens)
             output_tokens += record.output_tokens or 0

@@ -42,7 +42,7 @@ def study(report: StudyReport) -> RenderableType:
     """Badge, answer, table, findings and void runs of a study."""
     parts: list[RenderableType] = [_head(report), _sentence(answer(report)), _Experiments(report)]
     if report.findings:
-        parts.append(_findings(report.findings))
+        parts.append(_findings(report.findings, report.findings_source))
     if comparisons_words(report):
         parts.insert(3, Text(comparisons_words(report), style="dim"))
     parts += [Text(f"warning: {warning}", style="yellow") for warning in report.warnings]
@@ -162,8 +162,9 @@ def _cell(cell: Cell, *, wide: bool, unit: str = "") -> Text:
     return text
 
 
-def _findings(findings: tuple[FindingLine, ...]) -> RenderableType:
-    lines: list[RenderableType] = [Text("Published findings, re-run", style="bold")]
+def _findings(findings: tuple[FindingLine, ...], source: str | None) -> RenderableType:
+    title = "Findings" if source is None else "Published findings, re-run"
+    lines: list[RenderableType] = [Text(title, style="bold")]
     for one in findings:
         text = Text(f"{_MARKS[one.mark]} {one.mark or 'not decided'}: ", style="bold")
         text.append(one.claim, style="not bold")
