@@ -383,6 +383,16 @@ class TestUsage:
         near = [request(i, 0.1 * i, prompt=108) for i in range(300)]
         assert reasons(evidence(near, server=FITTED)) == ""
 
+    def test_a_few_tokens_off_are_the_calibrations_and_only_told(self) -> None:
+        """Short prompts 11 tokens short, as three calibration texts left them at a real engine."""
+        rows = [
+            replace(request(i, 0.1 * i, prompt=45), planned_prompt_tokens=56) for i in range(300)
+        ]
+        found = judge(evidence(rows, server=FITTED))
+        assert "prompts" not in " ".join(found.reasons)
+        (told,) = [w for w in found.warnings if "planned to be 56 tokens" in w]
+        assert "counted as 45" in told
+
     def test_only_the_long_ones_are_cut(self) -> None:
         """Plans from 50 to 250 tokens, cut at 200: on average 5 % are missing."""
         rows = [
