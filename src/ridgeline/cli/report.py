@@ -29,9 +29,10 @@ def report(
 
     Runs that were cut off are recovered from their journals first.
     """
+    from ridgeline.experiment.results import load_results  # noqa: PLC0415
     from ridgeline.report.console import single_run, study  # noqa: PLC0415  heavy for --help
     from ridgeline.report.html import write  # noqa: PLC0415
-    from ridgeline.report.load import load_report  # noqa: PLC0415
+    from ridgeline.report.load import report_of  # noqa: PLC0415
     from ridgeline.store.study_directory import StudyDirectory  # noqa: PLC0415
 
     if not directory.is_dir():
@@ -41,17 +42,17 @@ def report(
         inside = sorted(f.parent.name for f in directory.glob("*/index.json"))
         fix = f"name one of those in it: {', '.join(inside)}" if inside else _FIX
         raise BadInput("holds no study (no index.json)", where=str(directory), fix=fix)
-    loaded = load_report(directory, details=html is not None)
+    results = load_results(directory)
+    loaded = report_of(results, StudyDirectory(directory), details=html is not None)
     if not quiet:
         show(single_run(loaded) if loaded.baseline is None else study(loaded))
     if html is not None:
         write(loaded, html)
         say(f"report: {html}")
     if markdown is not None:
-        from ridgeline.experiment.results import load_results  # noqa: PLC0415
         from ridgeline.report.markdown import write as write_markdown  # noqa: PLC0415
 
-        found = load_results(directory).experiments
-        write_markdown(loaded, {e.name: tuple(e.counted.values()) for e in found}, markdown)
+        counted = {e.name: tuple(e.counted.values()) for e in results.experiments}
+        write_markdown(loaded, counted, markdown)
         say(f"report: {markdown}")
     return 0

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from ridgeline.domain.slo import Slo
-
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
@@ -86,11 +84,3 @@ class Workload:
     warmup_s: float = 10.0
     requests: int | None = None
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A workload together with the limits it must stay inside."""
-
-    workload: Workload
-    slo: Slo
