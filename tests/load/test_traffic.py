@@ -1,13 +1,19 @@
 """Users, arrivals, warm-up, window, stop and grace: when requests go out and which are followed."""
 
+import heapq
 import itertools
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ridgeline.domain.run import LiveFigures
+from ridgeline.domain.workload import Arrivals, Workload
+from ridgeline.load.traffic import Launch, Share, traffic_of
+from ridgeline.workload.schedule import Schedule, draw_schedule
 from support.driving import RecordingWatch, closed, drive, opened
 from support.mock_server import MockProcess, MockServer, at_once, plain_stream
 
@@ -173,3 +179,73 @@ def test_the_first_requests_are_inside_a_window_without_warm_up() -> None:
         outcome = drive(mock.url, closed(3, duration_s=0.2))
     assert outcome.result.window.start_ns == 0
     assert all((r.sent_ns or -1) >= 0 for r in outcome.records)
+
+
+class HandTurned:
+    """Timers without a clock: `turn` runs them in order, `now` is that of the last one."""
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.now = 0
+
+    def call_at(self, when_ns: int, callback: Callable[..., None], *args: Any) -> None:
+        heapq.heappush(self.timers, (when_ns, len(self.timers), callback, args))
+
+    def turn(self) -> None:
+        self.now, _, callback, args = heapq.heappop(self.timers)
+        callback(*args)
+
+
+def launches(
+    schedule: Schedule, share: Share, monkeypatch: pytest.MonkeyPatch, until_ns: int
+) -> list[tuple[int, int, int | None, int]]:
+    """(intended, identity, user, row) of all that one worker starts; each reply takes 30 ms."""
+    loop = HandTurned()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: loop.now)
+    found = []
+    traffic = traffic_of(schedule, share)
+
+    def launch(request: Launch) -> None:
+        found.append((request.intended_ns, request.identity, request.user, request.planned.row))
+        traffic.ended(request.user, request.intended_ns + 30 * MS, 0)
+
+    traffic.start(loop, 0, launch)  # type: ignore[arg-type]
+    while loop.timers and loop.timers[0][0] < until_ns:
+        loop.turn()
+    return found
+
+
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        Arrivals(users=7),
+        Arrivals(users=2, think_time_s=0.01),
+        Arrivals(rate_per_s=400.0),
+        Arrivals(rate_per_s=300.0, process="gamma", burstiness=0.2),
+        Arrivals(rate_per_s=50.0, process="constant"),
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_the_shares_of_all_workers_make_up_the_schedule_exactly(
+    arrivals: Arrivals, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = draw_schedule(Workload(arrivals, duration_s=2.0, warmup_s=0.5, seed=11))
+    end_ns = 2_500 * MS
+    whole = sorted(launches(schedule, Share(), monkeypatch, end_ns))
+    dealt = [launches(schedule, Share(i, workers), monkeypatch, end_ns) for i in range(workers)]
+    assert sorted(itertools.chain(*dealt)) == whole
+    for worker, part in enumerate(dealt):
+        numbers = [identity if user is None else user for _, identity, user, _ in part]
+        assert all(number % workers == worker for number in numbers)
+        assert [time_ns for time_ns, *_ in part] == sorted(time_ns for time_ns, *_ in part)
+
+
+def test_a_worker_beyond_the_last_is_refused() -> None:
+    for index, of in ((2, 2), (-1, 3), (0, 0)):
+        with pytest.raises(ValueError, match="worker"):
+            Share(index, of)
+
+
+def test_connections_are_shared_out() -> None:
+    schedule = draw_schedule(Workload(Arrivals(users=10), duration_s=1.0))
+    assert [traffic_of(schedule, Share(i, 4)).connections for i in range(4)] == [3, 3, 2, 2]

@@ -18,7 +18,7 @@ from ridgeline.load.loop import Loop
 from ridgeline.load.pool import Pool
 from ridgeline.load.request import InFlight
 from ridgeline.load.scheduling import short_slices
-from ridgeline.load.traffic import Launch, traffic_of
+from ridgeline.load.traffic import WHOLE, Launch, Share, traffic_of
 from ridgeline.workload.schedule import PlannedRequest, Schedule
 
 SWEEP_NS = 50_000_000
@@ -61,7 +61,8 @@ class DriveResult:
 class Driver:
     """Drives one schedule once: `Driver(...).run()`.
 
-    With several sites the requests go to them in turn. `hide` is a secret that must not appear in
+    With several sites the requests go to them in turn. `share` is the part of the schedule to
+    drive, when several workers drive it together. `hide` is a secret that must not appear in
     failure details. Raises EndpointError when a site takes not one connection, BadInput when the
     file limit is too low; what the sink raises passes.
     """
@@ -76,6 +77,7 @@ class Driver:
         sink: RecordSink,
         watch: Watch,
         hide: str | None = None,
+        share: Share = WHOLE,
     ) -> None:
         self._schedule, self._make_request, self._limits = schedule, make_request, limits
         self._sink, self._watch, self._hide = sink, watch, hide
@@ -85,7 +87,7 @@ class Driver:
         self._pools = [
             Pool(self._loop, self._clock, site, limits.connect_ns, self._on_sent) for site in sites
         ]
-        self._traffic = traffic_of(schedule)
+        self._traffic = traffic_of(schedule, share)
         workload = schedule.workload
         self._start_ns = round(workload.warmup_s * 1e9)  # of the window, from zero
         self._end_ns = self._start_ns + round(workload.duration_s * 1e9)
@@ -96,7 +98,7 @@ class Driver:
         self._notes: list[str] = []
         self._faults: list[str] = []
         self._in_flight: dict[int, InFlight] = {}
-        self._index = 0
+        self._index, self._step = share.index, share.of  # no two workers give the same number
         self._sent_inside = 0
         self._deadline_ns = 0
         self._last_good_ns = 0
@@ -205,7 +207,7 @@ class Driver:
         """Start one request of the schedule."""
         if not self._offering:
             return
-        target = self._index % len(self._pools)
+        target = self._index // self._step % len(self._pools)
         request = InFlight(
             index=self._index,
             target=target,
@@ -217,7 +219,7 @@ class Driver:
             again=self._pools[target].retry,
             arrived=self._clock.note_chunks,
         )
-        self._index += 1
+        self._index += self._step
         self._in_flight[request.index] = request
         self._pools[target].dispatch(request)
 

@@ -13,6 +13,33 @@ FIRST_SECONDS = 2.0  # open loop: connections opened before the first arrival
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a schedule that one worker drives; the schedule itself is drawn once, for all.
+
+    Arrival i is driven by worker i % of, user u by worker u % of. What belongs together (a user, a
+    session with its turns) stays with one worker.
+    """
+
+    index: int = 0
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.of:
+            raise ValueError(f"there is no worker {self.index} among {self.of}")
+
+    def has(self, number: int) -> bool:
+        """True when arrival, user or session `number` is this worker's."""
+        return number % self.of == self.index
+
+    def rows(self, count: int) -> range:
+        """This worker's numbers among the first `count`, ascending."""
+        return range(self.index, count, self.of)
+
+
+WHOLE = Share()
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One request to start. `identity` is unique in the run; `intended_ns` is monotonic."""
 
@@ -38,21 +65,21 @@ class Traffic(Protocol):
 class ClosedLoop:
     """A number of users, each with one request at a time and a pause after the reply."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, share: Share = WHOLE) -> None:
         assert schedule.users is not None
         assert schedule.user_start_ns is not None
         self._schedule = schedule
         self._users = schedule.users
-        self._starts = [int(ns) for ns in schedule.user_start_ns]
+        self._starts = {u: int(schedule.user_start_ns[u]) for u in share.rows(schedule.users)}
         self._think_ns = round(schedule.workload.arrivals.think_time_s * 1e9)
-        self._turn = [0] * schedule.users
-        self.connections = schedule.users
+        self._turn = dict.fromkeys(self._starts, 0)
+        self.connections = len(self._starts)
         self.spare = 0
 
     def start(self, loop: Loop, zero_ns: int, launch: Callable[[Launch], None]) -> None:
         """Let every user begin at its own time."""
         self._loop, self._launch = loop, launch
-        for user, start_ns in enumerate(self._starts):
+        for user, start_ns in self._starts.items():
             loop.call_at(zero_ns + start_ns, self._go, user, zero_ns + start_ns)
 
     def _go(self, user: int, intended_ns: int) -> None:
@@ -71,13 +98,14 @@ class ClosedLoop:
 class OpenLoop:
     """Arrivals at drawn times. A late one starts at once; the schedule is never shifted."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, share: Share = WHOLE) -> None:
         assert schedule.intended_ns is not None
         self._schedule = schedule
         self._times = schedule.intended_ns
-        self._next = 0
+        self._next, self._step = share.index, share.of
         total_s = schedule.workload.warmup_s + schedule.workload.duration_s
-        rate = len(self._times) / total_s if total_s > 0 else 0.0
+        own = len(share.rows(len(self._times)))
+        rate = own / total_s if total_s > 0 else 0.0
         self.spare = max(4, round(rate * SPARE_SECONDS))
         self.connections = max(self.spare, min(round(rate * FIRST_SECONDS), 1024))
 
@@ -95,7 +123,7 @@ class OpenLoop:
         now = time.monotonic_ns() - self._zero_ns
         while self._next < len(self._times) and self._times[self._next] <= now:
             row = self._next
-            self._next += 1
+            self._next += self._step
             intended_ns = self._zero_ns + int(self._times[row])
             self._launch(Launch(None, self._schedule.planned(row), row, intended_ns))
         self._arm()
@@ -104,6 +132,8 @@ class OpenLoop:
         """Arrivals wait for nobody."""
 
 
-def traffic_of(schedule: Schedule) -> Traffic:
-    """The load of a schedule."""
-    return OpenLoop(schedule) if schedule.users is None else ClosedLoop(schedule)
+def traffic_of(schedule: Schedule, share: Share = WHOLE) -> Traffic:
+    """The load of a schedule, or one worker's share of it."""
+    if schedule.users is None:
+        return OpenLoop(schedule, share)
+    return ClosedLoop(schedule, share)
