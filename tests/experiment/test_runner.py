@@ -1,11 +1,13 @@
 """Studies: order, resuming, failures as results, and nothing lost when a process dies."""
 
+import contextlib
 import errno
 import json
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +20,10 @@ from ridgeline.domain.errors import BadInput, RunFailed, StoreError
 from ridgeline.domain.hardware import gpu
 from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.records import RecordSink
-from ridgeline.domain.run import SilentWatch, Watch
+from ridgeline.domain.run import RunFacts, SilentWatch, Source, Watch
 from ridgeline.domain.slo import parse_slo
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
+from ridgeline.engines.base import DrivePlan, Endpoint
 from ridgeline.experiment import plan as plan_module
 from ridgeline.experiment import runner as runner_module
 from ridgeline.experiment.ledger import recover_study
@@ -80,6 +83,87 @@ def test_order_is_interleaved_and_pairs_share_the_seed() -> None:
     ]  # fmt: skip
     assert {(r.repeat, r.workload.seed) for r in runs} == {(1, 7), (2, 8), (3, 9)}
     assert len({r.fingerprint for r in runs}) == 9
+
+
+def test_an_experiment_may_have_fewer_repeats_and_stays_in_its_place() -> None:
+    whole = plan(repeats=3, a=100, b=200, c=300)
+    a, b, c = whole.experiments
+    runs = plan_runs(replace(whole, experiments=(a, replace(b, repeats=1), replace(c, repeats=2))))
+    assert [r.run_id for r in runs] == ["a-r1", "b-r1", "c-r1", "c-r2", "a-r2", "a-r3"]
+
+
+def test_repeats_beyond_an_experiments_own_stay_comparable(tmp_path: Path) -> None:
+    """Measured with --repeats 2, then resumed by a file that asks one of them for less."""
+    go(plan(repeats=2), tmp_path, FakeEngine())
+    a, b = plan(repeats=2).experiments
+    less = replace(plan(repeats=2), experiments=(a, replace(b, repeats=1)))
+    again = FakeEngine()
+    outcome = go(less, tmp_path, again)
+    assert again.started == []
+    assert {r: e.outdated for r, e in outcome.index.runs.items()} == {
+        "a-r1": False, "b-r1": False, "a-r2": False, "b-r2": False,
+    }  # fmt: skip
+
+
+class VoidFirst(FakeEngine):
+    """Its first tries of a run end in a window without a request: void; the next is as usual."""
+
+    voids = 1
+
+    @contextlib.contextmanager
+    def start(self, configuration: Configuration) -> Iterator[Endpoint]:
+        with super().start(configuration) as endpoint:
+            if len(self.started) > self.voids:
+                yield endpoint
+            else:
+                yield NothingInside(endpoint)
+
+
+class NothingInside:
+    source: Source = "measured"
+
+    def __init__(self, inner: Endpoint) -> None:
+        self._inner = inner
+
+    def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
+        facts = self._inner.drive(plan, sink, watch)
+        return replace(facts, server_faults=("the server was restarted",))
+
+
+@pytest.mark.parametrize(("retries", "started", "state"), [
+    (0, [100], "void"), (1, [100, 100], "done"), (3, [100, 100], "done"),
+])  # fmt: skip
+def test_a_void_run_is_measured_again_at_once_and_kept_beside(
+    tmp_path: Path, retries: int, started: list[int], state: str
+) -> None:
+    engine = VoidFirst()
+    outcome = run_plan(
+        plan(repeats=1, a=100), StudyDirectory(tmp_path), lambda name: engine,
+        SilentStudyWatch(), command="ridgeline study s.yaml", retries=retries,
+    )  # fmt: skip
+    assert engine.started == started
+    assert outcome.index.runs["a-r1"].state == state
+    if state == "done":
+        run = read_run(tmp_path / "a-r1")
+        assert run.facts is not None
+        assert any("a-r1.old-1, is void: the server was restarted" in n for n in run.facts.notes)
+        assert read_run(tmp_path / "a-r1.old-1").state == "void"
+
+
+def test_retries_end_with_the_budget(tmp_path: Path) -> None:
+    """A try has 22 s of traffic: 21 s allow none. (A fake takes no time, so all of three fit.)"""
+    engine = VoidFirst()
+    engine.voids = 9
+    run_plan(
+        plan(repeats=1, a=100), StudyDirectory(tmp_path), lambda name: engine,
+        SilentStudyWatch(), command="ridgeline study s.yaml", retries=9, gpu_minutes=21 / 60,
+    )  # fmt: skip
+    assert engine.started == []
+    run_plan(
+        plan(repeats=1, a=100), StudyDirectory(tmp_path), lambda name: engine,
+        SilentStudyWatch(), command="ridgeline study s.yaml", retries=2, gpu_minutes=22.5 / 60,
+    )  # fmt: skip
+    assert engine.started == [100, 100, 100]
 
 
 def test_names_that_would_share_a_folder_are_refused() -> None:

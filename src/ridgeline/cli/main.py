@@ -5,7 +5,6 @@ docstring is the help. Only the file of the verb that is asked for is imported.
 """
 
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import typer
 
+import ridgeline
 from ridgeline.cli.output import INTERRUPTED, explain, say
 
 # Verb -> module, in the order of --help.
@@ -30,7 +30,7 @@ VERBS = {
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"ridgeline {importlib.metadata.version('ridgeline')}")
+        print(f"ridgeline {ridgeline.__version__}")
         raise typer.Exit
 
 

@@ -55,6 +55,12 @@ def study(
         float | None,
         typer.Option(metavar="M", min=0, help="Start no run that would exceed M GPU minutes."),
     ] = None,
+    retries: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="How often a real engine's void run is measured again."
+        ),
+    ] = 1,
     json: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")
     ] = None,
@@ -94,6 +100,7 @@ def study(
             command=command_line(),
             study_text=loaded.text,
             gpu_minutes=gpu_minutes,
+            retries=retries,
             whole=plan_of(given),
         )
     result = results_of(outcome.index, directory, loaded)

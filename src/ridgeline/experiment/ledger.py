@@ -92,7 +92,9 @@ def _others_on_disk(
     if not found:
         return {}
     repeats = max(e.repeat for e in found.values())
-    now = {r.run_id: r.fingerprint for r in plan_runs(replace(whole, repeats=repeats))}
+    every = tuple(replace(e, repeats=None) for e in whole.experiments)
+    full = replace(whole, repeats=repeats, experiments=every)
+    now = {r.run_id: r.fingerprint for r in plan_runs(full)}
     return {
         run_id: replace(e, outdated=now.get(run_id) != e.fingerprint) for run_id, e in found.items()
     }

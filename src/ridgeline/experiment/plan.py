@@ -25,12 +25,16 @@ _TWIN_SOURCES = ("domain", "workload", "twin", "engines/twin.py")
 
 @dataclass(frozen=True, slots=True)
 class PlannedExperiment:
-    """One experiment: what it serves, under which traffic, and its change in words."""
+    """One experiment: what it serves, under which traffic, and its change in words.
+
+    `repeats`: its own number where it has fewer than the plan.
+    """
 
     name: str
     configuration: Configuration
     workload: Workload
     change: str = ""
+    repeats: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ def plan_of(study: Study) -> Plan:
         kind="study",
         baseline=study.baseline.name,
         experiments=tuple(
-            PlannedExperiment(s.name, s.configuration, s.workload, s.change)
+            PlannedExperiment(s.name, s.configuration, s.workload, s.change, s.repeats)
             for s in study.experiments
         ),
         slo=study.slo,
@@ -95,6 +99,8 @@ def plan_runs(plan: Plan) -> tuple[PlannedRun, ...]:
     for repeat in range(1, plan.repeats + 1):
         forward = repeat % 2 == 1
         for experiment in plan.experiments if forward else reversed(plan.experiments):
+            if experiment.repeats is not None and repeat > experiment.repeats:
+                continue
             engine = experiment.configuration.engine
             versions.setdefault(engine, versions_for(engine))
             runs.append(_planned_run(plan, experiment, repeat, versions[engine]))

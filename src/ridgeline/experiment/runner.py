@@ -102,14 +102,16 @@ def run_plan(
     cores: int | None = None,
     keep: bool = True,
     gpu_minutes: float | None = None,
+    retries: int = 0,
     whole: Plan | None = None,
 ) -> Outcome:
     """Do every run of the plan that is not there yet; raises StoreError.
 
     `engine_for` gives the engine of a configuration's engine name. `keep` False measures also what
     is there (it is moved aside). `gpu_minutes` limits the time of real GPUs: no run starts whose
-    traffic would exceed it; the rest stays planned. `whole` is the plan that this one is a part of:
-    what it holds beyond and is on disk stays in the index as it is.
+    traffic would exceed it; the rest stays planned. `retries`: how often a void run of a real
+    engine is measured again, at once, so that it stays beside its pair. `whole` is the plan that
+    this one is a part of: what it holds beyond and is on disk stays in the index as it is.
     """
     runs = plan_runs(plan)
     with directory.held():
@@ -120,7 +122,7 @@ def run_plan(
         book = _book(index, directory, watch, kept)
         engines = Engines(engine_for, directory.path)
         with contextlib.closing(engines):
-            budget = _Budget(gpu_minutes)
+            budget = _Budget(gpu_minutes, retries)
             _do(todo, kept, book, engines, cores=cores or usable_cores(), budget=budget)
     planned = tuple(run.run_id for run in runs)
     states = {book.index.runs[run_id].state for run_id in planned}
@@ -208,9 +210,10 @@ class _Book:
 
 @dataclass(slots=True)
 class _Budget:
-    """Minutes of real GPUs that may be used; None = no limit."""
+    """What real GPUs may be used for: minutes (None = no limit), and tries after a void run."""
 
     minutes: float | None
+    retries: int = 0
     used: float = 0.0
 
     def allows(self, run: PlannedRun) -> bool:
@@ -238,12 +241,30 @@ def _run_in_turn(
         _load_cold(run, book, engines)
         if book.watch.stop_asked():
             return
-        folder = book.directory.run_folder(run.run_id)
-        facts, notes = engines.known(run)
-        set_aside(folder)  # an earlier try
-        watch = book.started(run)
-        book.ended(carry_out(run, folder, engines.of(run), watch, known=facts, notes=notes))
+        done = _measure(run, book, engines)
         budget.spend(run, time.monotonic() - begun)
+        for _ in range(0 if run.configuration.engine == "twin" else budget.retries):
+            if done.state != "void" or book.watch.stop_asked() or not budget.allows(run):
+                break
+            begun = time.monotonic()
+            done = _measure(run, book, engines, void=done)
+            budget.spend(run, time.monotonic() - begun)
+
+
+def _measure(
+    run: PlannedRun, book: _Book, engines: Engines, void: StoredRun | None = None
+) -> StoredRun:
+    """One run; `void` is the try before it, which moves aside and is named in the notes."""
+    folder = book.directory.run_folder(run.run_id)
+    facts, notes = engines.known(run)
+    aside = set_aside(folder)  # an earlier try
+    if void is not None and void.summary is not None and aside is not None:
+        why = "; ".join(void.summary.verdict.reasons)
+        notes = (*notes, f"measured again: the try before it, kept in {aside.name}, is void: {why}")
+    watch = book.started(run)
+    stored = carry_out(run, folder, engines.of(run), watch, known=facts, notes=notes)
+    book.ended(stored)
+    return stored
 
 
 def _load_cold(run: PlannedRun, book: _Book, engines: Engines) -> None:

@@ -1,5 +1,6 @@
 """How a study was measured, in (label, text) pairs from what the runs recorded about themselves."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,7 +106,10 @@ def _repeats(result: StudyResult) -> str:
     shown = ", ".join(names[:_ORDER_SHOWN]) + (", …" if len(names) > _ORDER_SHOWN else "")
     seeds = list(dict.fromkeys(str(entry.seed) for entry in runs.values()))
     turn = ", then backwards, and so on" if repeats > 1 else ""
-    text = f"{repeats} each, in the order {shown}{turn}; seeds {', '.join(seeds)}"
+    counts = Counter(entry.experiment for entry in runs.values())
+    fewer = [f"{n} of {name}" for name, n in counts.items() if n < repeats]
+    each = f"{repeats} each" + (f" ({', '.join(fewer)})" if fewer else "")
+    text = f"{each}, in the order {shown}{turn}; seeds {', '.join(seeds)}"
     if any("not interleaved" in warning for warning in result.warnings):
         text += "; so planned, but not every pair was measured so: see the warnings"
     return text

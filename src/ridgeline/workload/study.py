@@ -45,6 +45,7 @@ class ExperimentSpec:
 
     `lines` says where in its file each key stands that matters for it ("model", "max_num_seqs",
     ...), so that what is found out later can still be told with its line; "" is its first line.
+    `repeats`: its own number, None = as many as the study has.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ExperimentSpec:
     configuration: Configuration
     workload: Workload
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)
+    repeats: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,8 @@ def override(
     if repeats is not None:
         if repeats < 1:
             raise BadInput(f"repeats must be at least 1, not {repeats}", where="--repeats")
-        study = replace(study, repeats=repeats)
+        specs = tuple(replace(spec, repeats=None) for spec in study.experiments)
+        study = replace(study, repeats=repeats, experiments=specs)
     chosen = {study.experiment(name).name for name in only}
     if not chosen:
         return study

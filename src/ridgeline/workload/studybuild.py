@@ -240,6 +240,11 @@ def _experiment(
 ) -> ExperimentSpec:
     part: ExperimentPart = study.experiments[index]
     path: Path_ = ("experiments", index)
+    if part.repeats is not None and part.repeats > study.repeats:
+        what = f"{part.repeats} repeats are more than the study's {study.repeats}"
+        raise source.error(
+            (*path, "repeats"), what, "a pair needs both sides: raise the study's repeats"
+        )
     if part.url is not None and study.engine != "endpoint":
         raise source.error((*path, "url"), f"url belongs to engine: endpoint, not {study.engine}")
     if study.engine == "endpoint" and _given(part.set) and part.url in (None, study.url):
@@ -278,7 +283,12 @@ def _experiment(
         )
     )
     return ExperimentSpec(
-        part.name, change or "the same again", configuration, workload, _lines(source, path)
+        part.name,
+        change or "the same again",
+        configuration,
+        workload,
+        _lines(source, path),
+        part.repeats,
     )
 
 

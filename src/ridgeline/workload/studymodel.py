@@ -264,6 +264,10 @@ class ExperimentPart(Part):
     )
     hardware: HardwarePart | None = Field(default=None, description="GPUs or price that differ")
     url: str | None = Field(default=None, description="another endpoint")
+    repeats: int | None = _amount(
+        "runs of this experiment", "fewer repeats, where a difference is large or a run is long",
+        default=None, ge=1, le=100,
+    )  # fmt: skip
 
 
 class RatioPart(Part):

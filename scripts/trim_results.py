@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Copy a study's results without the bulk of their raw data, for a repository.
+
+usage: trim_results.py DIR OUT
+
+Every run keeps its record (figures, verdict, facts), its requests and its telemetry. The times of
+single chunks, nine tenths of the data, stay with the first valid repeat of each experiment only:
+the charts of a report show that one. Engine logs and earlier, void tries stay behind. Standard
+library only.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+KEPT = ("run.json", "requests.parquet", "telemetry.parquet", "steps.parquet")
+CHUNKS = "chunks.parquet"
+
+
+def trim(source: Path, target: Path) -> int:
+    """Copy what is kept; returns the bytes copied."""
+    index = json.loads((source / "index.json").read_text(encoding="utf-8"))
+    target.mkdir(parents=True, exist_ok=True)
+    copied = sum(_copy(source / name, target / name) for name in ("index.json", "study.yaml"))
+    shown: set[str] = set()
+    for run_id in index["order"]:
+        entry = index["runs"][run_id]
+        first = entry["state"] == "done" and entry["experiment"] not in shown
+        if first:
+            shown.add(entry["experiment"])
+        copied += _run(source / run_id, target / run_id, chunks=first)
+    for cold in sorted((source / "cold").glob("*")):
+        copied += _run(cold, target / "cold" / cold.name, chunks=False)
+    return copied
+
+
+def _run(source: Path, target: Path, *, chunks: bool) -> int:
+    names = (*KEPT, CHUNKS) if chunks else KEPT
+    return sum(_copy(source / name, target / name) for name in names)
+
+
+def _copy(source: Path, target: Path) -> int:
+    if not source.is_file():
+        return 0
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    return target.stat().st_size
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: trim_results.py DIR OUT")
+    folder = Path(sys.argv[1])
+    if not (folder / "index.json").is_file():
+        sys.exit(f"trim_results.py: {folder} holds no study (no index.json)")
+    print(f"{sys.argv[2]}: {trim(folder, Path(sys.argv[2])) / 1e6:.1f} MB")

@@ -1,0 +1,112 @@
+"""The script that runs studies on a host whose commands last minutes: begun, followed, packed."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from ridgeline.experiment.results import load_results
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "gpu_session.sh"
+STUDY = """\
+name: small
+model: Qwen/Qwen3-4B
+hardware: {gpu: H200-SXM, count: 1, price_per_gpu_hour: 4.5}
+workload: {arrivals: {users: 40}, duration_s: 5, warmup_s: 1, seed: 1}
+baseline: {max_num_seqs: 16}
+experiments: [{name: seqs-32, set: {max_num_seqs: 32}}]
+repeats: 2
+"""
+
+
+def session(folder: Path, *arguments: str, ridgeline: str | None = None) -> str:
+    """One call of the script with results in folder/runs; its output, which must end well."""
+    command = ridgeline or f"{sys.executable} -P -m ridgeline.cli.main"
+    done = subprocess.run(
+        [SCRIPT, *arguments],
+        env=os.environ | {"RIDGELINE": command, "RUNS": str(folder / "runs")},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def unpack(pack: Path, target: Path) -> None:
+    with tarfile.open(pack / "results.tar.gz") as archive:
+        archive.extractall(target, filter="data")
+
+
+def test_studies_are_run_followed_packed_and_resumed_on_another_host(tmp_path: Path) -> None:
+    study, state, pack = tmp_path / "s.yaml", tmp_path / "state", tmp_path / "pack"
+    study.write_text(STUDY)
+    session(tmp_path, "start", str(state), f"{study} --repeats 1")
+    told = session(tmp_path, "wait", str(state), "100", str(pack))
+    assert told.endswith("finished\n"), told
+    assert "exit code 0" in told
+    assert {p.name for p in pack.iterdir()} == {"results.tar.gz", "raw.tar.gz.aa", "session.log"}
+
+    elsewhere = tmp_path / "elsewhere"
+    unpack(pack, elsewhere / "runs")
+    kept = {p.relative_to(elsewhere) for p in elsewhere.rglob("*.parquet")}
+    assert Path("runs/small/baseline-r1/requests.parquet") in kept
+    before = (elsewhere / "runs/small/baseline-r1/run.json").read_bytes()
+    session(elsewhere, "start", str(elsewhere / "state"), str(study))
+    session(elsewhere, "wait", str(elsewhere / "state"), "100")
+    index = json.loads((elsewhere / "runs/small/index.json").read_text())
+    assert {e["state"] for e in index["runs"].values()} == {"done"}
+    assert len(index["runs"]) == 4
+    assert (elsewhere / "runs/small/baseline-r1/run.json").read_bytes() == before
+    assert len(load_results(elsewhere / "runs/small").experiments[1].valid) == 2
+
+
+def test_stop_ends_the_study_and_the_studies_after_it(tmp_path: Path) -> None:
+    """A stand-in for Ridgeline that ends tidily on SIGTERM, as the real one does."""
+    ridgeline = tmp_path / "ridgeline"
+    ridgeline.write_text(
+        f"#!/bin/sh\necho begun >>{tmp_path}/begun\n"
+        f"trap 'echo tidy >{tmp_path}/tidy; exit 130' TERM\nwhile :; do sleep 0.1; done\n"
+    )
+    ridgeline.chmod(0o755)
+    study, state = tmp_path / "s.yaml", tmp_path / "state"
+    study.write_text(STUDY)
+    session(tmp_path, "start", str(state), str(study), str(study), ridgeline=str(ridgeline))
+    told = session(tmp_path, "wait", str(state), "2", ridgeline=str(ridgeline))
+    assert told.endswith("not finished: wait again\n")
+    session(tmp_path, "stop", str(state), ridgeline=str(ridgeline))
+    assert (tmp_path / "tidy").exists()
+    assert (tmp_path / "begun").read_text() == "begun\n", "the second study was not begun"
+
+
+def test_what_cannot_work_is_said(tmp_path: Path) -> None:
+    for arguments, words in (
+        (("start", "state", "nowhere.yaml"), "no study file nowhere.yaml"),
+        (("install", "nowhere", "state"), "holds no wheels"),
+        (("begin",), "gpu_session.sh start STATE STUDY"),
+    ):
+        done = subprocess.run(
+            [SCRIPT, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+        assert done.returncode == 2
+        assert words in done.stderr
+
+
+def test_trimmed_results_keep_chunks_of_the_first_valid_repeat_alone(tmp_path: Path) -> None:
+    states = {"a-r1": "void", "a-r2": "done", "a-r3": "done", "b-r1": "failed"}
+    runs = {r: {"state": s, "experiment": r[0]} for r, s in states.items()}
+    for folder in (*states, "cold/a-1", "a-r1.old-1"):
+        (tmp_path / "s" / folder).mkdir(parents=True)
+        for name in ("run.json", "requests.parquet", "chunks.parquet", "engine.log"):
+            (tmp_path / "s" / folder / name).write_text(f"{folder} {name}")
+    (tmp_path / "s" / "index.json").write_text(json.dumps({"order": list(states), "runs": runs}))
+    subprocess.run(
+        [sys.executable, ROOT / "scripts" / "trim_results.py", tmp_path / "s", tmp_path / "out"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    out = tmp_path / "out"
+    kept = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
+    both = {f"{r}/{n}" for r in (*states, "cold/a-1") for n in ("run.json", "requests.parquet")}
+    assert kept == {"index.json", "a-r2/chunks.parquet", *both}
+    assert (out / "a-r2/chunks.parquet").read_text() == "a-r2 chunks.parquet"
