@@ -2,7 +2,8 @@
 
     .venv/bin/python -m benchmarks.client.quick [--seconds 3] [--repeats 3] [--streams 32]
 
-Everything that a normal run has is on: records, kernel stamps, self-check, live figures. "of a
+Everything that a normal run has is on: records in the journal, kernel stamps, self-check, live
+figures. "of a
 core" is the request rate at which the client would fill one core: it does not depend on what else
 the machine does.
 """
@@ -18,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.client.null_server import NullServer, prebuilt_reply
-from ridgeline.domain.records import MemorySink
 from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.endpoint import HttpEndpoint
+from ridgeline.store.journal import Journal, read_journal
 from ridgeline.workload.schedule import draw_schedule
 
 
@@ -35,12 +36,16 @@ def measure(url: str, streams: int, chunks: int, seconds: float) -> tuple[float,
         duration_s=seconds,
         warmup_s=0.5,
     )
-    sink = MemorySink()
     endpoint = HttpEndpoint(url, model="null")
-    facts = endpoint.drive(DrivePlan(draw_schedule(workload), "bench"), sink, SilentWatch())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal"
+        with Journal(path, {}) as journal:
+            plan = DrivePlan(draw_schedule(workload), "bench")
+            facts = endpoint.drive(plan, journal, SilentWatch())
+        requests = read_journal(path).requests
     window = facts.window
-    inside = [r for r in sink.requests if window.start_ns <= (r.end_ns or 0) < window.end_ns]
-    bad = [r for r in sink.requests if r.chunk_ns is None or len(r.chunk_ns) != chunks or r.failure]
+    inside = [r for r in requests if window.start_ns <= (r.end_ns or 0) < window.end_ns]
+    bad = [r for r in requests if r.chunk_ns is None or len(r.chunk_ns) != chunks or r.failure]
     assert not bad, bad[0]
     waits = [(r.first_ns or 0) - (r.sent_ns or 0) for r in inside]
     rate = len(inside) / window.seconds

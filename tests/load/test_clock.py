@@ -35,18 +35,26 @@ MS = 1_000_000
 
 
 class Wall:
-    """A wall clock that tests move: time_ns = monotonic + offset."""
+    """A wall clock that tests move: time_ns = monotonic + offset.
+
+    The monotonic clock is the real one, or stands still where `sample` set it.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.offset = 1_700_000_000_000_000_000
+        self.stands_at: int | None = None
         monkeypatch.setattr(clock_module, "time", self)
 
-    @staticmethod
-    def monotonic_ns() -> int:
-        return time.monotonic_ns()
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns() if self.stands_at is None else self.stands_at
 
     def time_ns(self) -> int:
-        return time.monotonic_ns() + self.offset
+        return self.monotonic_ns() + self.offset
+
+    def sample(self, clock: KernelClock, at_ns: int) -> None:
+        """A turn of the loop at that time."""
+        self.stands_at = at_ns
+        clock.sample(at_ns)
 
 
 def test_a_stamp_becomes_monotonic(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,14 +78,14 @@ def test_a_clock_step_falls_back_to_the_read(monkeypatch: pytest.MonkeyPatch, st
     wall = Wall(monkeypatch)
     clock = KernelClock()
     now = time.monotonic_ns()
-    clock.sample(now)
+    wall.sample(clock, now)
     stamped_before = now + 1 * MS + wall.offset
     wall.offset += step_ms * MS
-    clock.sample(now + 2 * MS)
+    wall.sample(clock, now + 2 * MS)
     assert clock.steps == 1
     assert clock.receive_ns(stamped_before, now + 3 * MS, now) == (now + 3 * MS, False)
     later = now + 2 * MS + SETTLE_NS
-    clock.sample(later)
+    wall.sample(clock, later)
     at, kernel = clock.receive_ns(later + MS + wall.offset, later + 5 * MS, now)
     assert kernel
     assert abs(at - later - MS) < 50_000
@@ -90,7 +98,7 @@ def test_slow_drift_is_followed_without_a_step(monkeypatch: pytest.MonkeyPatch) 
     now = time.monotonic_ns()
     for turn in range(100):
         wall.offset += 50_000  # 5 ms in all
-        clock.sample(now + turn * 10 * MS)
+        wall.sample(clock, now + turn * 10 * MS)
     end = now + 1000 * MS
     at, kernel = clock.receive_ns(end + wall.offset, end + 9 * MS, now)
     assert kernel

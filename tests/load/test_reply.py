@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.load.openai import RequestForm, known_event, read_event
+from ridgeline.load.openai import RequestForm, known_event, leading_id, read_event
 from ridgeline.load.reply import Reply
 from ridgeline.load.sse import BadStream
 from support.mock_server import DONE, chunk_value, delta, event, finish, role, text, usage
@@ -262,7 +262,13 @@ def test_known_events_never_mix_up_replies() -> None:
                 [{"index": 0, "delta": {"content": content}, "finish_reason": finish_reason}]
             ) | {"id": f"chatcmpl-{number}"}
             data = json.dumps(value).encode()
-            assert known_event(data) == read_event(data)
+            begin = leading_id(data)
+            assert begin == f'{{"id": "chatcmpl-{number}"'.encode()
+            assert known_event(data, len(begin)) == read_event(data)
+            # what stands after the id is no event by itself, however well it is known
+            with pytest.raises(BadStream):
+                known_event(data[len(begin) :], 0)
     broken = b'{"id":"a\\","choices":[{"delta":{"content":"x"}}]}'
+    assert leading_id(broken) == b""
     with pytest.raises(BadStream):
-        known_event(broken)
+        known_event(broken, 0)

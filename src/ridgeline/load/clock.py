@@ -18,7 +18,9 @@ SO_TIMESTAMPNS = 35
 ANCILLARY_BYTES = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
 _keeper: list[socket.socket] = []
 _TIMESPEC = struct.Struct("@ll")
+_LEVEL = socket.SOL_SOCKET
 
+AGREE_NS = 5_000  # two readings of the clocks one after the other differ by less than this
 STEP_NS = 1_000_000  # the two clocks moved apart by more than this within a turn: a clock step
 FUTURE_SLACK_NS = 200_000  # the sampling error; a stamp further ahead of its read is not believed
 SETTLE_NS = 100_000_000  # after a step, bytes stamped before it may still be queued
@@ -43,9 +45,9 @@ def ask_for_stamps(sock: socket.socket) -> bool:
 def realtime_stamp(ancillary: list[tuple[int, int, bytes]]) -> int | None:
     """The kernel's stamp (ns, CLOCK_REALTIME) in recvmsg's ancillary data, None without one."""
     for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) == _TIMESPEC.size:
+        if kind == SO_TIMESTAMPNS and level == _LEVEL and len(data) == _TIMESPEC.size:
             seconds, nanoseconds = _TIMESPEC.unpack(data)
-            return int(seconds * 1_000_000_000 + nanoseconds)
+            return seconds * 1_000_000_000 + nanoseconds  # type: ignore[no-any-return]
     return None
 
 
@@ -83,7 +85,12 @@ class KernelClock:
         return best
 
     def sample(self, now_ns: int) -> None:
-        """Renew the offset; once a turn of the loop, `now_ns` is the monotonic time."""
+        """Renew the offset; once a turn of the loop, `now_ns` is the monotonic time just read.
+
+        One look that agrees with what is known suffices; anything else is measured with care.
+        """
+        if -AGREE_NS < time.time_ns() - now_ns - self._offset_ns < AGREE_NS:
+            return
         offset = self._distance()
         if abs(offset - self._offset_ns) > STEP_NS:
             self.steps += 1

@@ -20,11 +20,12 @@ class Digest:
 
     def add(self, value_ns: int, count: int = 1) -> None:
         """Take a duration, `count` times."""
+        fresh = self._fresh
         if count == 1:
-            self._fresh.append(value_ns)
+            fresh.append(value_ns)
         else:
-            self._fresh.extend([value_ns] * count)
-        if len(self._fresh) >= _FOLD:
+            fresh.extend([value_ns] * count)
+        if len(fresh) >= _FOLD:
             self._fold()
 
     def clear(self) -> None:

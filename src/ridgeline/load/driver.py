@@ -24,6 +24,7 @@ from ridgeline.workload.schedule import PlannedRequest, Schedule
 SWEEP_NS = 50_000_000
 LIVE_NS = 500_000_000
 FAILED_PAUSE_NS = 100_000_000  # a user whose request failed begins the next no sooner than this
+RARE_COLLECTIONS = 20_000  # new objects until the collector looks: the client makes no cycles
 DEAD_NS = 10_000_000_000  # no connection for so long, and none in use: the server is gone
 
 # (request of the schedule, a number that no other request of the run has, index of the site)
@@ -315,7 +316,10 @@ def _calm_collector() -> Iterator[None]:
     """Keep what exists already out of the garbage collector's way during a run."""
     gc.collect()
     gc.freeze()
+    before = gc.get_threshold()
+    gc.set_threshold(RARE_COLLECTIONS, *before[1:])
     try:
         yield
     finally:
+        gc.set_threshold(*before)
         gc.unfreeze()

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.load.sse import BadStream
@@ -55,7 +55,7 @@ class Event:
     """What one event of a stream says.
 
     content: it carries something to read (text, reasoning or a tool call). answer: text or a tool
-    call. done: the end marker.
+    call. done: the end marker. ends: it says more than text (how the reply ends, usage, an error).
     """
 
     content: bool = False
@@ -64,30 +64,45 @@ class Event:
     usage: Usage | None = None
     error: str | None = None
     done: bool = False
+    ends: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        said = (self.finish_reason, self.usage, self.error)
+        object.__setattr__(self, "ends", self.done or any(part is not None for part in said))
 
 
 _DONE = Event(done=True)
 _ID = re.compile(rb'\{"id": ?"[!#-\[\]-~]*"')
 _KEPT_EVENTS = 2048
 _KEPT_EVENT_BYTES = 600
-_known: dict[bytes, Event] = {}
+_after_id: dict[bytes, Event] = {}
+_whole: dict[bytes, Event] = {}
 
 
-def known_event(data: bytes) -> Event:
-    """`read_event`, with a memory for events that have been seen.
+def leading_id(data: bytes) -> bytes:
+    """The beginning of an event up to the end of its reply's id, b"" when it begins otherwise.
 
-    Most events of a run differ in their reply's id only, which means nothing: what stands after
-    a leading id is the key.
+    The id says nothing about the event, and is the same in all events of a reply.
     """
     start = _ID.match(data)
-    key = data if start is None else data[start.end() :]
-    event = _known.get(key)
+    return b"" if start is None else start.group()
+
+
+def known_event(data: bytes, skip: int) -> Event:
+    """`read_event`, with a memory for events that have been seen.
+
+    Most events of a run differ in their reply's id only: what stands after the first `skip` bytes,
+    those of `leading_id`, is the key.
+    """
+    known = _after_id if skip else _whole  # what follows an id means nothing without one
+    key = data[skip:]
+    event = known.get(key)
     if event is None:
         event = read_event(data)
         if len(key) <= _KEPT_EVENT_BYTES:
-            if len(_known) >= _KEPT_EVENTS:
-                _known.clear()
-            _known[key] = event
+            if len(known) >= _KEPT_EVENTS:
+                known.clear()
+            known[key] = event
     return event
 
 

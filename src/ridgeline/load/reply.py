@@ -2,8 +2,9 @@
 
 import re
 from array import array
+from functools import lru_cache
 
-from ridgeline.load.openai import Event, Usage, known_event, reply_text
+from ridgeline.load.openai import Event, Usage, known_event, leading_id, reply_text
 from ridgeline.load.sse import BadStream, SseSplitter, payload_of
 
 _KEPT_BYTES = 1 << 14  # of a body that is not a stream, for its message
@@ -26,6 +27,11 @@ def _is_text(data: bytes) -> bool:
     return True
 
 
+@lru_cache(maxsize=64)
+def _media_type(header: str) -> str:
+    return header.partition(";")[0].strip().lower()
+
+
 class Reply:
     """Collects what one reply brings. Stamps are monotonic ns.
 
@@ -33,38 +39,35 @@ class Reply:
     counts chunks with the time of the read.
     """
 
-    __slots__ = (
-        "_bad", "_body", "_bytes", "_ending", "_events", "_joint", "_parsed", "_prefix", "_read",
-        "_splitter", "_stream", "_suffix", "content_type", "done", "error", "event_ns",
-        "finish_reason", "first_answer_ns", "read_timed", "shared", "stamps", "status", "usage",
-    )  # fmt: skip
+    # What a reply begins with stands in the class: one is made for every request, and most of
+    # this is never set in most of them.
+    status: int | None = None
+    content_type = ""
+    read_timed = 0
+    first_answer_ns: int | None = None
+    event_ns: int | None = None  # the last event of any kind, for time-outs
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    done = False
+    _stream = True
+    _bad: str | None = None
+    _body = b""  # of a reply that is no stream
+    _bytes = 0
+    _read = 0, False
+    _events = 0
+    _parsed = 0
+    _prefix: bytes | None = None
+    _suffix = _ending = _joint = _id = b""
 
     def __init__(self) -> None:
-        self.status: int | None = None
-        self.content_type = ""
         self.stamps = array("q")
         self.shared = bytearray()
-        self.read_timed = 0
-        self.first_answer_ns: int | None = None
-        self.event_ns: int | None = None  # the last event of any kind, for time-outs
-        self.usage: Usage | None = None
-        self.finish_reason: str | None = None
-        self.error: str | None = None
-        self.done = False
         self._splitter = SseSplitter()
-        self._stream = True
-        self._bad: str | None = None
-        self._body = b""  # of a reply that is no stream
-        self._bytes = 0
-        self._read = 0, False
-        self._events = 0
-        self._parsed = 0
-        self._prefix: bytes | None = None
-        self._suffix = self._ending = self._joint = b""
 
     def head(self, status: int, content_type: str) -> None:
         """Take the reply's head."""
-        self.status, self.content_type = status, content_type.partition(";")[0].strip().lower()
+        self.status, self.content_type = status, _media_type(content_type)
         self._stream = status == 200 and self.content_type not in ("text/html", "application/json")
 
     def body(self, block: bytes, stamp_ns: int, kernel: bool) -> bool:
@@ -99,8 +102,13 @@ class Reply:
                     continue
                 runs = False  # one try a read: a mixed one is taken event by event
             end = text.find(b"\n\n", place)
-            content += self._take_one(text[place:end], stamp_ns)
+            block = text[place:end]
             place = end + 2
+            if self._prefix is not None and self._is_like_before(block):
+                self._events += 1
+                content += 1
+            elif block:
+                content += self._take_one(block, stamp_ns)
         if self._events > before:
             self.event_ns = stamp_ns
         if content:
@@ -124,31 +132,40 @@ class Reply:
             return 0, 0
         return len(texts), end + len(self._ending)
 
-    def _take_one(self, block: bytes, stamp_ns: int) -> bool:
-        """Take one event; True when it is content."""
+    def _is_like_before(self, block: bytes) -> bool:
+        """True for a chunk that differs from a parsed one in its text only."""
         prefix = self._prefix
-        if (
+        return (
             prefix is not None
             and block.startswith(prefix)
             and block.endswith(self._suffix)
             and _is_text(block[len(prefix) : len(block) - len(self._suffix)])
-        ):
-            self._events += 1
-            return True
+        )
+
+    def _take_one(self, block: bytes, stamp_ns: int) -> bool:
+        """Take one event; True when it is content."""
         data = payload_of(block)
         if data is None:
             return False
         self._events += 1
         if self.done:  # what follows the end marker is not part of the reply
             return False
-        event = known_event(data)
-        content = self._note(event, stamp_ns)
-        if prefix is None and event.answer and self._parsed > 1:
-            self._learn(event, block)
-        return content
+        begin = self._id
+        if not begin or not data.startswith(begin):
+            begin = self._id = leading_id(data)
+        event = known_event(data, len(begin))
+        if event.answer:
+            self._parsed += 1
+            if self.first_answer_ns is None:
+                self.first_answer_ns = stamp_ns
+            if self._prefix is None and self._parsed > 1:
+                self._learn(event, block)
+        if event.ends:
+            self._note_end(event)
+        return event.content
 
-    def _note(self, event: Event, stamp_ns: int) -> bool:
-        """Take one event; True when it is content."""
+    def _note_end(self, event: Event) -> None:
+        """Take what an event says besides text."""
         if event.usage is not None:
             self.usage = event.usage
         if event.finish_reason is not None:
@@ -157,11 +174,6 @@ class Reply:
             self.error = event.error
         if event.done:
             self.done, self._prefix = True, None
-        if event.answer:
-            self._parsed += 1
-            if self.first_answer_ns is None:
-                self.first_answer_ns = stamp_ns
-        return event.content
 
     def _learn(self, event: Event, block: bytes) -> None:
         """Remember what surrounds the text in this stream's chunks.

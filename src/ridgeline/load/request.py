@@ -1,6 +1,7 @@
 """A request on its way, and the record it becomes."""
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -23,11 +24,14 @@ class InFlight:
     once more. `arrived(chunks)` is called for each read that brings content chunks.
     """
 
-    __slots__ = (
-        "_again", "_arrived", "_ended", "connect_ns", "connection", "detail", "end_ns", "failure",
-        "index", "intended_ns", "kept", "parts", "planned", "reply", "retries", "sent_ns",
-        "target", "user",
-    )  # fmt: skip
+    connection: Connection | None = None
+    sent_ns: int | None = None
+    connect_ns: int | None = None
+    end_ns: int | None = None
+    retries = 0
+    failure: str | None = None
+    detail: str | None = None
+    kept = False  # its connection had been kept, not opened for it
 
     def __init__(
         self,
@@ -46,15 +50,7 @@ class InFlight:
         self.target = target  # index of its site
         self.intended_ns = intended_ns
         self.parts = parts
-        self.connection: Connection | None = None
-        self.sent_ns: int | None = None
-        self.connect_ns: int | None = None
-        self.end_ns: int | None = None
-        self.retries = 0
-        self.failure: str | None = None
-        self.detail: str | None = None
         self.reply = Reply()
-        self.kept = False  # its connection had been kept, not opened for it
         self._ended, self._again, self._arrived = ended, again, arrived
 
     # -- http.Exchange
@@ -128,7 +124,7 @@ class InFlight:
         several: there is more than one site. `hide` is a secret to keep out of texts.
         """
         reply, usage = self.reply, self.reply.usage
-        stamps = np.frombuffer(reply.stamps, dtype=np.int64) - zero_ns
+        stamps = reply.stamps
         detail = None if self.detail is None else printable(self.detail)
         if detail is not None and hide:
             detail = detail.replace(hide, MASK)
@@ -141,8 +137,8 @@ class InFlight:
             user=self.user,
             intended_ns=self.intended_ns - zero_ns,
             sent_ns=since(self.sent_ns),
-            first_ns=int(stamps[0]) if len(stamps) else None,
-            last_ns=int(stamps[-1]) if len(stamps) else None,
+            first_ns=stamps[0] - zero_ns if stamps else None,
+            last_ns=stamps[-1] - zero_ns if stamps else None,
             end_ns=since(self.end_ns),
             planned_prompt_tokens=self.planned.prompt_tokens,
             planned_output_tokens=self.planned.output_tokens,
@@ -158,11 +154,12 @@ class InFlight:
             target=self.target if several else None,
             retries=self.retries,
             read_timed=reply.read_timed,
-            chunk_ns=stamps,
+            chunk_ns=np.frombuffer(stamps, dtype=np.int64) - zero_ns,
             chunk_shared=np.frombuffer(reply.shared, dtype=np.bool_),
         )
 
 
+@lru_cache(maxsize=256)  # a run has a few finish reasons, many times each
 def printable(text: str) -> str:
     """A server's words as one line that a terminal cannot be steered by."""
     flat = " ".join(text.split())[:LONGEST_DETAIL]

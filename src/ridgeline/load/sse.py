@@ -27,14 +27,13 @@ class SseSplitter:
     Line ends may be LF, CRLF or CR, mixed; they come out as LF.
     """
 
-    __slots__ = ("_after_cr", "_begun", "_pieces", "_size", "_tail")
+    _begun = False
+    _size = 0
+    _tail = b""  # the last byte of the pieces
+    _after_cr = False
 
     def __init__(self) -> None:
-        self._begun = False
         self._pieces: list[bytes] = []  # of an event that is not complete yet
-        self._size = 0
-        self._tail = b""  # the last byte of the pieces
-        self._after_cr = False
 
     def complete(self, data: bytes) -> bytes:
         """All events that `data` completes, each with its blank line; b"" when there is none.

@@ -39,7 +39,7 @@ class Share:
 WHOLE = Share()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a request: frozen ones take longer to make
 class Launch:
     """One request to start. `identity` is unique in the run; `intended_ns` is monotonic."""
 

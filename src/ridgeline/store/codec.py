@@ -6,9 +6,11 @@ Nothing here is pickled: a stored run may come from somebody else's machine.
 import json
 import math
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -17,9 +19,22 @@ from ridgeline.domain.records import RequestRecord, RunEvent, StepRuns, StepTabl
 
 T = TypeVar("T")
 
-_SCALARS = tuple(
-    f.name for f in fields(RequestRecord) if f.name not in ("chunk_ns", "chunk_shared", "steps")
-)
+_KINDS = get_type_hints(RequestRecord)
+_NUMBERS = tuple(name for name, kind in _KINDS.items() if kind in (int, int | None))
+_TEXTS = tuple(name for name, kind in _KINDS.items() if kind in (str, str | None))
+_SCALARS = frozenset(_NUMBERS + _TEXTS)
+_numbers_of, _texts_of = attrgetter(*_NUMBERS), attrgetter(*_TEXTS)
+_NOT_THERE = -(1 << 63)  # no time and no count
+_KEPT_TEXTS = 256
+_LITTLE = sys.byteorder == "little"
+
+
+def _row_of(numbers: int) -> struct.Struct:
+    """So many numbers, then the lengths of texts, chunk_ns and chunk_shared (-1: none)."""
+    return struct.Struct(f"<{numbers}qIii")
+
+
+_ROW = _row_of(len(_NUMBERS))
 _STEP_ARRAYS = tuple(
     f.name for f in fields(StepTable) if f.name not in ("parts", "kv_total_blocks")
 )
@@ -93,34 +108,74 @@ def unpack(body: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]
     return head, arrays
 
 
-def request_to_bytes(record: RequestRecord) -> bytes:
-    """One request for the journal."""
-    head: dict[str, Any] = {
-        name: value for name in _SCALARS if (value := getattr(record, name)) is not None
-    }
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    if record.chunk_ns is not None:
-        arrays["chunk_ns"] = record.chunk_ns
-    if record.chunk_shared is not None:
-        arrays["chunk_shared"] = record.chunk_shared
-    if record.steps is not None:
-        head["replica"] = record.steps.replica
-        arrays["first"], arrays["count"] = record.steps.first, record.steps.count
-    return pack(head, arrays)
+class RowWriter:
+    """Requests for the journal, in microseconds each: numbers at fixed places, then texts, arrays.
+
+    `columns` says what stands where; whoever reads needs it (`RowReader`).
+    """
+
+    columns: ClassVar[dict[str, list[str]]] = {"numbers": list(_NUMBERS), "texts": list(_TEXTS)}
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str | None, ...], bytes] = {}
+
+    def to_bytes(self, record: RequestRecord) -> bytes:
+        """One request."""
+        texts = _texts_of(record)
+        said = self._known.get(texts)
+        if said is None:
+            said = json.dumps(texts, separators=(",", ":")).encode()
+            if len(self._known) < _KEPT_TEXTS:  # a few finish reasons, and failures that repeat
+                self._known[texts] = said
+        stamps, shared = record.chunk_ns, record.chunk_shared
+        parts = [
+            _ROW.pack(
+                *[_NOT_THERE if value is None else value for value in _numbers_of(record)],
+                len(said),
+                -1 if stamps is None else len(stamps),
+                -1 if shared is None else len(shared),
+            ),
+            said,
+        ]
+        if stamps is not None:
+            parts.append((stamps if _LITTLE else stamps.astype("<i8")).tobytes())
+        if shared is not None:
+            parts.append(shared.tobytes())
+        if record.steps is not None:
+            arrays = {"first": record.steps.first, "count": record.steps.count}
+            parts.append(pack({"replica": record.steps.replica}, arrays))
+        return b"".join(parts)
 
 
-def request_from_bytes(body: bytes) -> RequestRecord:
-    """Undo `request_to_bytes`."""
-    head, arrays = unpack(body)
-    replica = head.pop("replica", None)
-    steps = None if replica is None else StepRuns(replica, arrays["first"], arrays["count"])
-    values: dict[str, Any] = {name: head.get(name) for name in _SCALARS}
-    return RequestRecord(
-        **values,
-        chunk_ns=arrays.get("chunk_ns"),
-        chunk_shared=arrays.get("chunk_shared"),
-        steps=steps,
-    )
+class RowReader:
+    """Undoes `RowWriter`, whose `columns` may be those of another version."""
+
+    def __init__(self, columns: Mapping[str, list[str]]) -> None:
+        self._names = columns["numbers"], columns["texts"]
+        self._row = _row_of(len(columns["numbers"]))
+
+    def from_bytes(self, body: bytes) -> RequestRecord:
+        """One request; raises ValueError, TypeError or struct.error for what is none."""
+        *numbers, length, stamps, shared = self._row.unpack_from(body)
+        at = self._row.size + length
+        values: dict[str, Any] = {
+            name: None if value == _NOT_THERE else value
+            for name, value in zip(self._names[0], numbers, strict=True)
+        }
+        texts = json.loads(body[self._row.size : at])
+        values |= dict(zip(self._names[1], texts, strict=True))
+        values = {name: value for name, value in values.items() if name in _SCALARS}
+        if stamps >= 0:
+            found = np.frombuffer(body, dtype="<i8", count=stamps, offset=at)
+            values["chunk_ns"] = found.astype(np.int64)
+            at += found.nbytes
+        if shared >= 0:
+            values["chunk_shared"] = np.frombuffer(body, np.bool_, shared, at).copy()
+            at += shared
+        if at < len(body):
+            head, arrays = unpack(body[at:])
+            values["steps"] = StepRuns(head["replica"], arrays["first"], arrays["count"])
+        return RequestRecord(**values)
 
 
 def event_to_bytes(event: RunEvent) -> bytes:

@@ -22,9 +22,9 @@ from ridgeline.domain.secrets import mask_all
 from ridgeline.store import codec
 from ridgeline.store.files import store_error
 
-MAGIC = b"RIDGEJ1\n"
+MAGIC = b"RIDGEJ2\n"
 _FRAME = struct.Struct("<II")
-HEAD, REQUEST, EVENT, STEPS, FACTS = b"H", b"R", b"E", b"S", b"F"
+HEAD, COLUMNS, REQUEST, EVENT, STEPS, FACTS = b"H", b"C", b"R", b"E", b"S", b"F"
 FLUSH_EVERY_S = 0.25
 
 
@@ -58,6 +58,7 @@ class Journal:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
+        self._rows = codec.RowWriter()
         self._error: StoreError | None = None
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -67,6 +68,7 @@ class Journal:
         except OSError as error:
             raise store_error(error, path) from error
         self._append(HEAD, json.dumps(mask_all(head), separators=(",", ":")).encode())
+        self._append(COLUMNS, json.dumps(self._rows.columns, separators=(",", ":")).encode())
         self._flush()
         self._raise_error()
         self._thread = threading.Thread(target=self._flush_often, name="journal", daemon=True)
@@ -74,7 +76,7 @@ class Journal:
 
     def request(self, record: RequestRecord) -> None:
         """Take one ended request."""
-        self._append(REQUEST, codec.request_to_bytes(record))
+        self._append(REQUEST, self._rows.to_bytes(record))
 
     def event(self, event: RunEvent) -> None:
         """Take one event."""
@@ -109,9 +111,10 @@ class Journal:
     def _append(self, kind: bytes, body: bytes) -> None:
         self._raise_error()
         payload = kind + body
-        frame = _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+        frame = _FRAME.pack(len(payload), zlib.crc32(payload))
         with self._lock:
             self._buffer += frame
+            self._buffer += payload
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -124,7 +127,7 @@ class Journal:
 
     def _flush(self) -> None:
         with self._lock:
-            data, self._buffer = memoryview(bytes(self._buffer)), bytearray()
+            data, self._buffer = memoryview(self._buffer), bytearray()
         try:
             while data and self._error is None:
                 data = data[os.write(self._fd, data) :]
@@ -156,6 +159,7 @@ def read_journal(path: Path) -> JournalContent:
     except OSError as error:
         raise store_error(error, path, "cannot read") from error
     content = JournalContent()
+    rows = codec.RowReader(codec.RowWriter.columns)
     at = len(MAGIC)
     if data[:at] != MAGIC:
         # Killed before the first write came through: nothing was measured yet.
@@ -169,7 +173,10 @@ def read_journal(path: Path) -> JournalContent:
         if length == 0 or len(payload) < length or zlib.crc32(payload) != checksum:
             break
         try:
-            _take(content, payload[:1], payload[1:])
+            if payload[:1] == COLUMNS:
+                rows = codec.RowReader(json.loads(payload[1:]))
+            else:
+                _take(content, rows, payload[:1], payload[1:])
         except (ValueError, KeyError, TypeError, struct.error):
             break  # a frame of an unknown form: nothing after it can be trusted to be ours
         at = start + length
@@ -177,9 +184,9 @@ def read_journal(path: Path) -> JournalContent:
     return content
 
 
-def _take(content: JournalContent, kind: bytes, body: bytes) -> None:
+def _take(content: JournalContent, rows: codec.RowReader, kind: bytes, body: bytes) -> None:
     if kind == REQUEST:
-        content.requests.append(codec.request_from_bytes(body))
+        content.requests.append(rows.from_bytes(body))
     elif kind == EVENT:
         content.events.append(codec.event_from_bytes(body))
     elif kind == STEPS:

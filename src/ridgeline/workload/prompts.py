@@ -32,6 +32,7 @@ WORDS = tuple(
     turn money full road early open light keep along half door book read town wall move real north
     """.split()  # noqa: SIM905 (a column of 256 quoted words would be unreadable)
 )
+_ENCODED = tuple(word.encode() for word in WORDS)
 # Tokens that one of these short words can cost. Characters as tokens make about 5; below, whole
 # phrases would have to be one token, or the count is not of this prompt.
 LEAST_PER_WORD, MOST_PER_WORD = 0.1, 20.0
@@ -119,8 +120,8 @@ class PromptMaker:
 
     def _stretch(self, number: int, words: int) -> bytes:
         """`words` words, the first eight of them spelling `number`."""
-        head = [WORDS[byte] for byte in number.to_bytes(8, "big")[: min(words, HEAD_WORDS)]]
-        parts = [" ".join(head).encode()]
+        head = [_ENCODED[byte] for byte in number.to_bytes(8, "big")[: min(words, HEAD_WORDS)]]
+        parts = [b" ".join(head)]
         rest, starts, last = words - len(head), self._starts, len(self._starts) - 1
         first = number % last
         while rest > 0:

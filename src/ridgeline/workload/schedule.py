@@ -56,11 +56,11 @@ class Schedule:
     def planned(self, row: int) -> PlannedRequest:
         """The request of a row (rows wrap around in a closed loop)."""
         row %= len(self.prompt_tokens)
-        group = int(self.prefix_group[row])
+        group = self.prefix_group.item(row)
         return PlannedRequest(
             row,
-            int(self.prompt_tokens[row]),
-            int(self.output_tokens[row]),
+            self.prompt_tokens.item(row),
+            self.output_tokens.item(row),
             group if group >= 0 else None,
         )
 
