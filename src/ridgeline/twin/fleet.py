@@ -156,24 +156,29 @@ class Fleet:
 
     def _turn_of(self, replica: Replica) -> Callable[[int], None]:
         server = self._server_of(replica.number)
+        hand_over, advance, events = self._hand_over, replica.turn, self._events
 
         def turn(now: int) -> None:
-            if replica.ended is not None:
-                self._hand_over(replica, server, replica.ended, now)
-            due = replica.turn(now)
+            step = replica.ended
+            if step is not None:
+                hand_over(replica, server, step, now)
+            due = advance(now)
             if due is not None:
-                self.at(due, turn)
+                self._sequence += 1
+                heapq.heappush(events, (due, self._sequence, turn))
 
         return turn
 
     def _hand_over(self, replica: Replica, server: ApiServer, step: Decision, now: int) -> None:
         """Outputs of a step leave through the API server; ended requests reach their client."""
-        chunks = step.decodes + len(step.firsts)
+        chunks = step.outputs
         if self._interval > 1:  # every N-th token of an answer leaves, with those before it
             chunks = len(step.firsts) + -(-step.decodes // self._interval)
-        last = replica.delivered[-1] if replica.delivered else 0
-        at = max(last, server.send(now, chunks)) if chunks else max(last, now)
-        replica.delivered.append(at)
+        delivered = replica.delivered
+        at = server.send(now, chunks) if chunks else now
+        if delivered and delivered[-1] > at:
+            at = delivered[-1]
+        delivered.append(at)
         for request in step.firsts:
             if request.first_ns is None:
                 request.first_ns = at

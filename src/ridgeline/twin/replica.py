@@ -59,22 +59,28 @@ class Replica:
         The caller hands over `ended` first. A step whose wait is over at the next turn is left in
         `ended`.
         """
-        scheduler = self.scheduler
+        scheduler, flights = self.scheduler, self._flights
         if self.ended is not None:
-            scheduler.update(self.ended)
+            if self.ended.finished:
+                scheduler.update(self.ended)
             self.ended = None
-        while self.inbox:
-            request = self.inbox.popleft()
-            request.queued_ns = now
-            scheduler.add(request)
+        if self.inbox:
+            for request in self.inbox:
+                request.queued_ns = now
+                scheduler.add(request)
+            self.inbox.clear()
         preempted = scheduler.preemptions
         decision = scheduler.schedule() if scheduler.has_work else None
         if decision is not None:
             now = self._launch(decision, now)
-            if len(self._flights) < self._depth and self._flights[0].end > now:
+            if len(flights) < self._depth and flights[0].end > now:
                 return now
-        if self._flights:
-            return self._wait(now)
+        if flights:
+            # Wait for the oldest step and process its outputs; the next turn hands them over.
+            step, end = flights.popleft()
+            self.ended = step
+            done = end if end > now else now
+            return done + self._update_ns + step.outputs * self._update_ns_each
         if scheduler.preemptions > preempted:
             return now  # a step that only preempted: what gave way may now be admitted
         self.idle = True
@@ -84,13 +90,16 @@ class Replica:
     def _launch(self, decision: Decision, now: int) -> int:
         """Put a step on the GPU; returns when the CPU is free again."""
         cost = self.cost
-        decodes, prefill, chunks = decision.decodes, decision.prefill_tokens, len(decision.prefills)
+        decodes, prefill, drafts = decision.decodes, decision.prefill_tokens, decision.drafts
+        chunks = len(decision.prefills)
         for request in decision.admitted:
             request.scheduled_ns = now
-        drafts = decision.drafts
+        sampled = decodes + drafts
         # Uniform: every request computes as many tokens (one, or one with its drafts).
         uniform = prefill == chunks if not drafts else not chunks
-        mode, padded = cost.graph(decodes + drafts + prefill, uniform)
+        mode, padded = cost.graph(sampled + prefill, uniform)
+        decision.outputs = outputs = decodes + len(decision.firsts)
+        sampled = outputs + drafts
         # After an idle spell the GPU waited for work, not for the CPU: the step begins here.
         start = self._gpu_free if self._busy else now
         self._busy = True
@@ -100,21 +109,16 @@ class Replica:
         launched = ready + cost.launch_ns(mode)
         begin = start if start > ready else ready
         end = begin + int(cost.gpu_ns(decision, padded))
-        end = max(end, launched + self._tail_ns)
+        last_kernel = launched + self._tail_ns
+        if last_kernel > end:
+            end = last_kernel
         self._gpu_free = end
         self._flights.append(Flight(decision, end))
         self.rows.append(
             (
                 start, end, prefill, decodes, padded, decision.context, mode, decision.running,
                 decision.waiting, decision.used_blocks, chunks, decision.chunk_context,
-                decision.pairs, decodes + drafts + len(decision.firsts), begin - start, drafts,
+                decision.pairs, sampled, begin - start, drafts,
             )
         )  # fmt: skip
         return launched
-
-    def _wait(self, now: int) -> int:
-        """Wait for the oldest step and process its outputs; returns when that is done."""
-        flight = self._flights.popleft()
-        self.ended = flight.decision
-        rows = flight.decision.decodes + len(flight.decision.firsts)
-        return max(now, flight.end) + self._update_ns + rows * self._update_ns_each

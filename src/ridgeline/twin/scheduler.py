@@ -55,6 +55,8 @@ class Scheduler:
         self.hit_tokens = 0
         self._budget = knobs.max_num_scheduled_tokens
         self._slots = knobs.max_num_active_seqs
+        self._block_size = knobs.block_size
+        self._may_defer = knobs.prefill_schedule_interval > 1
         self._trace = trace
         self._always_walk = always_walk
         self._prefill_bound = False  # the last step that could admit left requests waiting
@@ -81,9 +83,9 @@ class Scheduler:
         if self._trace:
             decision.trace = {}
         decoders = self._decoders
-        deferred = self._defers_prefill()
+        deferred = self._may_defer and self._defers_prefill()
         partials = [] if deferred else self._partials
-        need = self._phases[self.step % self.knobs.block_size] if decoders else 0
+        need = self._phases[self.step % self._block_size] if decoders else 0
         # One prompt under way is always the last of the list, unless a cap on long prompts lets
         # later ones overtake it.
         simple = not partials or (
@@ -93,9 +95,12 @@ class Scheduler:
             fits = self._decode_all(decision, need, partials)
         else:
             fits = False
-        left = self._budget - decision.tokens if fits else self._walk(decision, deferred)
+        if fits:  # nothing is drafted here
+            left = self._budget - decision.decodes - decision.prefill_tokens
+        else:
+            left = self._walk(decision, deferred)
         if not decision.preempted and not deferred:
-            if self.waiting and left > 0:
+            if left > 0 and self.waiting and len(self.running) < self._slots:
                 self._admit(decision, left)
             self._prefill_bound = bool(self.waiting)
         if not decision.decodes and not decision.prefills:
@@ -346,7 +351,8 @@ class Scheduler:
         step = self.step
         if self._partials and decision.firsts:
             self._partials = [r for r in self._partials if r not in decision.firsts]
-        for request in self._finish_at.pop(step, ()):
+        ending = self._finish_at.pop(step, None) if self._finish_at else None
+        for request in ending or ():
             if request.decoding and request.finish_step == step:
                 self._leave(request)
                 self._end(decision, request, step)
@@ -358,7 +364,7 @@ class Scheduler:
                 self._join(request, step + 1)
         decision.running = len(self.running)
         decision.waiting = len(self.waiting)
-        decision.used_blocks = self.pool.used
+        decision.used_blocks = self.pool.capacity - self.pool.free
         self.step = step + 1
 
     def _end(self, decision: Decision, request: Request, step: int) -> None:

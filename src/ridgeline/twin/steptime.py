@@ -92,18 +92,20 @@ class StepCost:
         if ranks > 1:  # two all-reduces a layer; a graph has them inside
             per_layer[NO_GRAPH] += 2 * c.collective_launch_ns
         self._launch = {m: int(fixed[m] + shape.layers * per_layer[m]) for m in fixed}
-        self._padded = _padding(knobs.capture_sizes)
+        padded = _padding(knobs.capture_sizes)
+        self._captured = len(padded)
+        self._mixed = [(PIECEWISE_GRAPH, n) for n in padded]
+        self._uniform = [(FULL_GRAPH if knobs.full_graphs else PIECEWISE_GRAPH, n) for n in padded]
+        self._context_free: dict[tuple[int, int], float] = {}
 
     def graph(self, tokens: int, uniform: bool) -> tuple[int, int]:
         """(graph mode, padded rows) of a step; `uniform`: every request computes one token.
 
         Above the largest captured size nothing is captured and nothing is padded.
         """
-        if tokens >= len(self._padded):
+        if tokens >= self._captured:
             return NO_GRAPH, tokens
-        if uniform and self.knobs.full_graphs:
-            return FULL_GRAPH, self._padded[tokens]
-        return PIECEWISE_GRAPH, self._padded[tokens]
+        return self._uniform[tokens] if uniform else self._mixed[tokens]
 
     def launch_ns(self, mode: int) -> int:
         """CPU time to launch a step of that mode."""
@@ -111,13 +113,15 @@ class StepCost:
 
     def gpu_ns(self, step: Decision, padded: int) -> float:
         """Time the GPU computes for a step, launches aside."""
-        weights, communication = self._linear.get(padded) or self.linear_ns(padded)
         sampled = step.decodes + step.drafts + len(step.firsts)
-        head, sampler = self._sampled.get(sampled) or self.sampled_ns(sampled)
-        time = weights + communication + head + sampler + self.overhead_ns + self.attention_ns
+        time = self._context_free.get((padded, sampled))
+        if time is None:
+            time = self._context_free[padded, sampled] = self._context_free_ns(padded, sampled)
+        pairs = step.pairs
+        if not pairs and not step.drafts and not self._sliding:
+            return time + step.context * self.decode_ns_per_token
         context: float = step.context
         chunk_context: float = step.chunk_context
-        pairs = step.pairs
         if self._sliding:
             context = self._attended(step.decodes, context)
             pairs = self._attended(step.prefill_tokens, pairs)
@@ -127,6 +131,12 @@ class StepCost:
         if pairs:
             time += max(pairs * self.prefill_ns_per_pair, chunk_context * self.decode_ns_per_token)
         return time + context * self.decode_ns_per_token
+
+    def _context_free_ns(self, padded: int, sampled: int) -> float:
+        """What does not depend on how long the contexts are."""
+        weights, communication = self._linear.get(padded) or self.linear_ns(padded)
+        head, sampler = self._sampled.get(sampled) or self.sampled_ns(sampled)
+        return weights + communication + head + sampler + self.overhead_ns + self.attention_ns
 
     def seen(self, steps: StepColumns) -> StepColumns:
         """The same steps with contexts cut to the sliding windows (averaged over the layers)."""
