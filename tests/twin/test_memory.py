@@ -81,3 +81,32 @@ def test_the_advice_on_a_given_number_of_blocks_serves_a_full_request():
         advised = plan("H100", num_gpu_blocks_override=blocks, max_model_len=length)
         assert advised.problem is None
         assert advised.kv_tokens >= length
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "element"),
+    [
+        # Of a head of 128 elements: its bytes and one scale of four bytes.
+        ("0.21", "int8_per_token_head", (128 + 4) / 128),
+        ("0.21", "fp8_per_token_head", (128 + 4) / 128),
+        ("0.33", "int4_per_token_head", (64 + 4) / 128),
+    ],
+)
+def test_kv_types_with_a_scale_for_each_token_and_head(version, name, element):
+    model, card = shape("Qwen3-4B"), gpu("H100")
+    found = resolve(Knobs(kv_cache_dtype=name), card, model, version)
+    # 2 (keys and values) x 36 layers x 8 heads x 128 elements x 16 tokens
+    expected = 2 * 36 * 8 * 128 * 16 * element
+    assert plan_memory(model, card, found, PRIORS).block_bytes == expected
+
+
+def test_kv_types_that_the_engine_does_not_have():
+    model, card = shape("Qwen3-4B"), gpu("H100")
+    for name, version, words in (
+        ("int4_per_token_head", "0.21", "does not exist in release 0.21"),
+        ("int8", "0.33", "the engine calls it int8_per_token_head"),
+        ("int4", "0.33", "the engine calls it int4_per_token_head"),
+        ("nvfp4", "0.33", "does not model 'nvfp4'"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            resolve(Knobs(kv_cache_dtype=name), card, model, version)

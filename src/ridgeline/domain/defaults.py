@@ -22,6 +22,12 @@ WEIGHT_FORMATS = {"fp8": ("fp8", 1.0), "modelopt": ("fp8", 1.0), "modelopt_fp4":
 KV_TYPES = {
     "auto": 2.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0,
 }  # fmt: skip
+# With a scale (4 bytes) for each token and head, of the keys and of the values. Release 0.21 has
+# the two of 8 bits only.
+KV_PER_TOKEN_HEAD = {
+    "fp8_per_token_head": 1.0, "int8_per_token_head": 1.0, "int4_per_token_head": 0.5,
+}  # fmt: skip
+KV_SCALE_BYTES = 4.0
 DTYPES = ("auto", "bfloat16", "float16", "half")
 
 # Knobs that change a real engine's speed but not the twin's: refused by name.
@@ -110,7 +116,7 @@ def resolve(knobs: Knobs, gpu: Gpu, model: ModelShape, version: str = "0.21") ->
     data = _positive("data_parallel_size", knobs.data_parallel_size, 1)
     _check_tensor_parallel(model, tensor)
     weights, weight_bytes = _weights(knobs, gpu, model)
-    kv_type, kv_bytes = _kv_type(knobs)
+    kv_type, kv_bytes = _kv_type(knobs, model, release)
     length = _model_length(knobs, model)
     chunked = _given(knobs.enable_chunked_prefill, True)
     seqs, tokens = _batch_limits(knobs, gpu, length, chunked, release)
@@ -249,12 +255,20 @@ def _weights(knobs: Knobs, gpu: Gpu, model: ModelShape) -> tuple[str, float]:
     return name, size
 
 
-def _kv_type(knobs: Knobs) -> tuple[str, float]:
+def _kv_type(knobs: Knobs, model: ModelShape, release: str) -> tuple[str, float]:
+    """(the engine's name, bytes per element with its share of the scales)."""
     name = _given(knobs.kv_cache_dtype, "auto")
+    if name == "int4_per_token_head" and release == "0.21":
+        raise BadInput("int4_per_token_head does not exist in release 0.21", where="kv_cache_dtype")
+    if name in KV_PER_TOKEN_HEAD:
+        return name, KV_PER_TOKEN_HEAD[name] + KV_SCALE_BYTES / model.head_dim
     if name not in KV_TYPES:
-        known = ", ".join(KV_TYPES)
+        known = (*KV_TYPES, *KV_PER_TOKEN_HEAD)
+        hint = f" (the engine calls it {name}_per_token_head)" if name in ("int8", "int4") else ""
         raise BadInput(
-            f"the twin does not model {name!r} (it knows {known})", where="kv_cache_dtype"
+            f"the twin does not model {name!r}{hint}",
+            where="kv_cache_dtype",
+            fix=f"use one of {', '.join(known)}",
         )
     return name, KV_TYPES[name]
 

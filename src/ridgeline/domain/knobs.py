@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ridgeline.domain.errors import BadInput, nearest
+from ridgeline.domain.hardware import Gpu, gpu_from_row
+from ridgeline.domain.hardware import gpu as known_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,12 @@ class Calibration:
 class Configuration:
     """What one run serves: a model on some GPUs under some knobs.
 
-    `gpu` is a name of the GPU catalogue, None for an endpoint whose hardware is not known.
-    `gpus` are the GPUs used (priced), `price_per_gpu_hour` in USD, None when not known. `launch`:
-    how the engine is started, None = in its default way (or it is not started by us).
-    `calibration`: of a twin, None = the GPU's priors.
+    `gpu` is a name of the GPU catalogue, None for an endpoint whose hardware is not known; where
+    `gpu_figures` is given, a catalogue row of the user's own, it is the name in there. `gpus` are
+    the GPUs used (priced), `price_per_gpu_hour` in USD, None when not known. `launch`: how the
+    engine is started, None = in its default way (or it is not started by us).
+    `calibration`: of a twin, None = the GPU's priors. `routing`: how requests are spread over
+    data-parallel replicas, a rule of `domain.routing`.
     """
 
     model: str
@@ -136,3 +140,11 @@ class Configuration:
     url: str | None = None
     launch: Launch | None = None
     calibration: Calibration | None = None
+    gpu_figures: Mapping[str, Any] | None = None
+    routing: str = "round-robin"
+
+    def device(self) -> Gpu | None:
+        """The GPU's figures, None when it is not known. Raises BadInput for an unknown name."""
+        if self.gpu_figures is not None:
+            return gpu_from_row(self.gpu_figures)
+        return None if self.gpu is None else known_gpu(self.gpu)

@@ -26,13 +26,15 @@ class DrivePlan:
     """One run's traffic: the schedule, and what makes its prompts fresh.
 
     `salt` goes into every prompt; runs with different salts share no prefix (unless the workload
-    declares sharing). `endpoint` is "chat" or "completions".
+    declares sharing). `endpoint` is "chat" or "completions". `routing`: how the requests are
+    spread over several replicas, a rule of `domain.routing`.
     """
 
     schedule: Schedule
     salt: str
     endpoint: str = "chat"
     timeouts: Timeouts = Timeouts()
+    routing: str = "round-robin"
 
 
 class Endpoint(Protocol):

@@ -152,6 +152,7 @@ class HttpEndpoint:
             sink=sink,
             watch=watch,
             hide=self._api_key,
+            routing=plan.routing,
         ).run()
 
     def _head(self, address: Address, path: str) -> bytes:

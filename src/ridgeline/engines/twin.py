@@ -10,7 +10,6 @@ import numpy as np
 
 from ridgeline.domain.defaults import resolve
 from ridgeline.domain.errors import BadInput, nearest
-from ridgeline.domain.hardware import gpu as find_gpu
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.model import shape as find_shape
 from ridgeline.domain.records import RecordSink, RunEvent
@@ -68,9 +67,9 @@ class TwinEngine:
 
 def twin_of(configuration: Configuration, constants: Constants | None = None) -> Twin:
     """Resolve a configuration into everything that a simulation needs. Errors as in `start`."""
-    if configuration.gpu is None:
+    gpu = configuration.device()
+    if gpu is None:
         raise BadInput("a twin needs a GPU", where="hardware.gpu", fix="name one, e.g. H100-SXM")
-    gpu = find_gpu(configuration.gpu)
     shape = find_shape(configuration.model)
     release = configuration.engine_version or DEFAULT_RELEASE
     knobs = resolve(configuration.knobs, gpu, shape, release)
@@ -87,8 +86,9 @@ def _constants_of(configuration: Configuration, gpu: str) -> Constants:
 
 def known_constants(configuration: Configuration) -> Constants:
     """What a calibration on that GPU starts from, named for what it becomes."""
-    assert configuration.gpu is not None
-    return replace(priors_for(find_gpu(configuration.gpu).name), name="calibrated")
+    gpu = configuration.device()
+    assert gpu is not None
+    return replace(priors_for(gpu.name), name="calibrated")
 
 
 def calibrated(configuration: Configuration, values: Mapping[str, float]) -> Constants:
@@ -114,7 +114,7 @@ class TwinEndpoint:
     def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
         """Simulate the plan and pass every request that was sent, and the steps, to the sink."""
         offer = Offer(plan.schedule)
-        fleet = Fleet(self.twin, offer)
+        fleet = Fleet(self.twin, offer, routing=plan.routing)
         offer.begin(fleet)
         with _collector_paused():
             interrupted = _simulate(fleet, offer, watch, round(plan.timeouts.grace_s * 1e9))
@@ -141,7 +141,7 @@ def server_facts(twin: Twin, fleet: Fleet | None = None) -> Mapping[str, object]
         "gpu": twin.gpu.name,
         "gpu_figures": f"{twin.gpu.source} (confidence {twin.gpu.confidence})",
         "model": twin.shape.name,
-        "routing": "round-robin",
+        "routing": "round-robin" if fleet is None else fleet.routing,
         "answer_length": "as planned: a twin has no end-of-sequence token",
         "knobs": asdict(twin.knobs),
         "kv_blocks": memory.usable_blocks,

@@ -184,7 +184,8 @@ def simulate(observation: Observation, constants: Any) -> dict[str, float]:
     sink = MemorySink()
     schedule = _longer(draw_schedule(observation.workload), observation.prompt_extra)
     with TwinEngine(constants).start(configuration) as endpoint:
-        facts = endpoint.drive(DrivePlan(schedule, "calibrate"), sink, SilentWatch())
+        plan = DrivePlan(schedule, "calibrate", routing=configuration.routing)
+        facts = endpoint.drive(plan, sink, SilentWatch())
     records = sink.records()
     sample = take_sample(records, facts.window)
     return _figures(sample, throughput(records, sample, 1).output_tokens_per_s)

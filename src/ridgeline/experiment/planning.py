@@ -106,7 +106,8 @@ def predict(
     sink = MemorySink()
     try:
         with TwinEngine().start(configuration) as endpoint:
-            plan = DrivePlan(draw_schedule(workload), "plan")
+            schedule = draw_schedule(workload)
+            plan = DrivePlan(schedule, "plan", routing=configuration.routing)
             facts = endpoint.drive(plan, sink, SilentWatch())
     except RidgelineError as error:
         return Prediction(change, configuration, None, str(error))

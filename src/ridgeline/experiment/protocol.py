@@ -13,7 +13,6 @@ from pathlib import Path
 from ridgeline.domain.accounting import Bounds
 from ridgeline.domain.defaults import WEIGHT_FORMATS
 from ridgeline.domain.errors import BadInput, RidgelineError, StoreError
-from ridgeline.domain.hardware import gpu
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import summarise
 from ridgeline.domain.model import shape
@@ -115,7 +114,9 @@ def _drive(
     try:
         schedule = draw_schedule(run.workload)
         with engine.start(run.configuration) as endpoint:
-            plan = DrivePlan(schedule, meta.salt, run.endpoint, timeouts)
+            plan = DrivePlan(
+                schedule, meta.salt, run.endpoint, timeouts, meta.configuration.routing
+            )
             try:
                 driven.facts = endpoint.drive(plan, sink, watch)
             finally:
@@ -236,10 +237,10 @@ def judge_again(run: StoredRun) -> StoredRun:
 
 def bounds_of(configuration: Configuration) -> Bounds | None:
     """What one GPU of the configuration can do at most, None when the GPU is not known."""
-    if configuration.gpu is None:
-        return None
     try:
-        found = gpu(configuration.gpu)
+        found = configuration.device()
+        if found is None:
+            return None
         return Bounds(
             found.peak_flops(weight_precision(configuration)), found.bandwidth_bytes_per_s
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ridgeline.domain.errors import EndpointError
 from ridgeline.domain.records import RecordSink, RunEvent
+from ridgeline.domain.routing import Router
 from ridgeline.domain.run import ClientCheck, Watch, Window
 from ridgeline.load.check import SelfCheck
 from ridgeline.load.clock import KernelClock
@@ -62,10 +63,10 @@ class DriveResult:
 class Driver:
     """Drives one schedule once: `Driver(...).run()`.
 
-    With several sites the requests go to them in turn. `share` is the part of the schedule to
-    drive, when several workers drive it together. `hide` is a secret that must not appear in
-    failure details. Raises EndpointError when a site takes not one connection, BadInput when the
-    file limit is too low; what the sink raises passes.
+    With several sites the requests are spread over them by `routing`; several workers each see
+    their own. `share` is the part of the schedule to drive, when several workers drive it together.
+    `hide` is a secret that must not appear in failure details. Raises EndpointError when a site
+    takes not one connection, BadInput when the file limit is too low; what the sink raises passes.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Driver:
         watch: Watch,
         hide: str | None = None,
         share: Share = WHOLE,
+        routing: str = "round-robin",
     ) -> None:
         self._schedule, self._make_request, self._limits = schedule, make_request, limits
         self._sink, self._watch, self._hide = sink, watch, hide
@@ -88,6 +90,7 @@ class Driver:
         self._pools = [
             Pool(self._loop, self._clock, site, limits.connect_ns, self._on_sent) for site in sites
         ]
+        self._router = Router(routing, len(sites))
         self._traffic = traffic_of(schedule, share)
         workload = schedule.workload
         self._start_ns = round(workload.warmup_s * 1e9)  # of the window, from zero
@@ -208,7 +211,7 @@ class Driver:
         """Start one request of the schedule."""
         if not self._offering:
             return
-        target = self._index // self._step % len(self._pools)
+        target = self._router.choose(launch.planned.prefix_group)
         request = InFlight(
             index=self._index,
             target=target,
@@ -244,6 +247,7 @@ class Driver:
         end_ns = request.end_ns
         assert end_ns is not None
         del self._in_flight[request.index]
+        self._router.ended(request.target)
         record = request.record(self._zero_ns, several=len(self._pools) > 1, hide=self._hide)
         self._sink.request(record)
         self._live.ended(record, len(request.reply.stamps))

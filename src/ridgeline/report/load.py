@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from ridgeline.domain.errors import BadInput, StoreError
-from ridgeline.domain.hardware import gpu
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import take_sample
 from ridgeline.domain.run import Source
@@ -214,9 +213,10 @@ def _roof(configuration: Configuration | None) -> Roof | None:
     if bounds is None:
         return None
     try:
-        flops = gpu(configuration.gpu).flops
+        device = configuration.device()
     except BadInput:
         return None
+    flops = {} if device is None else device.flops
     dtype = next((name for name, peak in flops.items() if peak == bounds.flops_per_s), "dense")
     return Roof(configuration.gpu, bounds.flops_per_s, bounds.bytes_per_s, dtype)
 

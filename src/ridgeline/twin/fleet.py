@@ -1,4 +1,4 @@
-"""Replicas behind round-robin routing, and the users or arrivals that offer them a schedule.
+"""Replicas behind a router, and the users or arrivals that offer them a schedule.
 
 A simulation in event order. Ties are decided by a written rule: the earlier time first, at equal
 times the event that was created first. There is no randomness here: the schedule is drawn before.
@@ -15,6 +15,7 @@ from typing import Protocol
 from ridgeline.domain.defaults import ResolvedKnobs
 from ridgeline.domain.hardware import Gpu
 from ridgeline.domain.model import ModelShape
+from ridgeline.domain.routing import Router
 from ridgeline.twin.constants import PRIORS, Constants
 from ridgeline.twin.frontend import ApiServer
 from ridgeline.twin.memory import MemoryPlan, plan_memory
@@ -67,8 +68,17 @@ def _scheduler(twin: Twin, *, trace: bool) -> Scheduler:
 class Fleet:
     """The serving side: data-parallel replicas, their API servers, one event queue."""
 
-    def __init__(self, twin: Twin, listener: Listener, *, trace: bool = False) -> None:
+    def __init__(
+        self,
+        twin: Twin,
+        listener: Listener,
+        *,
+        routing: str = "round-robin",
+        trace: bool = False,
+    ) -> None:
         knobs = twin.knobs
+        self.routing = routing
+        self._router = Router(routing, knobs.data_parallel)
         self.twin = twin
         self.cost = StepCost(twin.shape, twin.gpu, knobs, twin.constants)
         self.replicas = [
@@ -83,7 +93,6 @@ class Fleet:
         self._interval = knobs.stream_interval
         self._listener = listener
         self._network_ns = int(twin.constants.network_ns)
-        self._routed = 0
         self._events: list[tuple[int, int, Callable[[int], None]]] = []
         self._sequence = 0
         self._turns: list[Callable[[int], None]] = [self._turn_of(r) for r in self.replicas]
@@ -107,9 +116,8 @@ class Fleet:
             call(time)
 
     def submit(self, request: Request, now: int) -> None:
-        """A client sends a request now. Replicas take turns."""
-        request.replica = self._routed % len(self.replicas)
-        self._routed += 1
+        """A client sends a request now; the router chooses its replica."""
+        request.replica = self._router.choose(request.group)
         self._server_of(request.replica).receive(now + self._network_ns, request)
 
     def _server_of(self, replica: int) -> ApiServer:
@@ -146,11 +154,13 @@ class Fleet:
     def _refuse(self, request: Request, status: int, now: int) -> None:
         request.failure, request.status = "http_status", status
         request.last_ns = now + self._network_ns
+        self._router.ended(request.replica)
         self.at(request.last_ns, lambda _: self._listener.finished(request))
 
     def forget(self, request: Request) -> None:
         """A client left before its first token: it no longer counts at the valves."""
         self.unfinished -= 1
+        self._router.ended(request.replica)
         if request.first_ns is None:
             self._server_of(request.replica).prefill_tokens -= request.prompt
 
@@ -187,4 +197,5 @@ class Fleet:
         for request in step.finished:
             request.last_ns = at
             self.unfinished -= 1
+            self._router.ended(request.replica)
             self._listener.finished(request)

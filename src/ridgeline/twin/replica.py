@@ -109,9 +109,7 @@ class Replica:
         launched = ready + cost.launch_ns(mode)
         begin = start if start > ready else ready
         end = begin + int(cost.gpu_ns(decision, padded))
-        last_kernel = launched + self._tail_ns
-        if last_kernel > end:
-            end = last_kernel
+        end = max(end, launched + self._tail_ns)
         self._gpu_free = end
         self._flights.append(Flight(decision, end))
         self.rows.append(

@@ -20,6 +20,7 @@ from ridgeline.domain.workload import (
     Workload,
 )
 from ridgeline.workload.calibrationfile import read_calibration
+from ridgeline.workload.gpufile import GPU_FILES, read_gpu
 from ridgeline.workload.study import (
     ExperimentSpec,
     Finding,
@@ -44,6 +45,7 @@ from ridgeline.workload.studymodel import (
 P = TypeVar("P", bound=BaseModel)
 
 # Parts that hold one choice: an experiment that gives one replaces it and merges nothing.
+ROUND_ROBIN = "round-robin"
 WHOLE = ("arrivals", "tokens", "output_tokens")
 
 
@@ -60,7 +62,7 @@ def build_study(source: Source, text: str, folder: Path) -> Study:
     )
     if not part.experiments and part.findings:
         raise source.error(("findings",), "findings compare experiments, and there are none")
-    specs = (base, *(_experiment(source, base, i, part) for i in range(len(names) - 1)))
+    specs = (base, *(_experiment(source, base, i, part, folder) for i in range(len(names) - 1)))
     slo = _slo(source, part.slo)
     findings = tuple(_finding(source, i, f, names) for i, f in enumerate(part.findings))
     for i, finding in enumerate(findings):
@@ -145,8 +147,10 @@ def _base_configuration(source: Source, part: StudyPart, folder: Path) -> Config
     start = Configuration(
         model, knobs, part.engine, part.engine_version, url=part.url, launch=_launch(source, part),
         calibration=_calibration(source, part, folder),
+        routing=_routing(source, part.engine, part.routing, ("routing",)) or ROUND_ROBIN,
     )  # fmt: skip
-    found = _with_hardware(source, start, part.hardware or HardwarePart(), ("hardware",))
+    here: Path_ = ("hardware",)
+    found = _with_hardware(source, start, part.hardware or HardwarePart(), here, folder)
     if part.engine == "endpoint":
         _check_endpoint(source, found, part.hardware or HardwarePart(), ("hardware",))
     return found
@@ -165,6 +169,14 @@ def _check_endpoint(
     if hardware.count is not None and any(layout) and knobs.gpus != hardware.count:
         what = f"the layout takes {knobs.gpus} GPUs, hardware.count is {hardware.count}"
         raise source.error(path, what, "give the server's own layout and count")
+
+
+def _routing(source: Source, engine: str, rule: str | None, path: Path_) -> str | None:
+    """Who balances must be us: an address is one server, whatever stands behind it."""
+    if rule is not None and engine == "endpoint":
+        what = "routing is the client's own balancing over replicas, and an endpoint is one address"
+        raise source.error(path, what, "leave it out; what balances behind the address does so")
+    return rule
 
 
 def _launch(source: Source, study: StudyPart) -> Launch | None:
@@ -215,28 +227,34 @@ def _given(part: BaseModel | None) -> dict[str, Any]:
 
 
 def _with_hardware(
-    source: Source, configuration: Configuration, part: HardwarePart, path: Path_
+    source: Source, configuration: Configuration, part: HardwarePart, path: Path_, folder: Path
 ) -> Configuration:
     """GPU, price and the GPUs used: as many as the layout needs, at most those that there are."""
-    name = part.gpu
-    if configuration.engine == "twin":
-        if name is None:
-            raise source.error(path, "the twin needs the key 'hardware.gpu'", "give a GPU's name")
-        try:
+    name, figures = part.gpu, None
+    if configuration.engine == "twin" and name is None:
+        raise source.error(path, "the twin needs the key 'hardware.gpu'", "give a GPU's name")
+    try:
+        if name is not None and name.endswith(GPU_FILES):
+            figures = read_gpu(folder / name)
+            name = str(figures["name"])
+        elif name is not None and configuration.engine == "twin":
             name = known_gpu(name).name
-        except BadInput as error:
-            raise source.error((*path, "gpu"), error.what) from None
+    except BadInput as error:
+        raise source.error((*path, "gpu"), str(error)) from None
     used = configuration.knobs.gpus
     if configuration.engine == "endpoint" and part.count is not None:
         used = part.count
     if part.count is not None and used > part.count:
         what = f"{used} GPUs are needed (data x tensor x pipeline parallel), count is {part.count}"
         raise source.error((*path, "count"), what, "raise hardware.count or lower the layout")
-    return replace(configuration, gpu=name, gpus=used, price_per_gpu_hour=part.price_per_gpu_hour)
+    return replace(
+        configuration, gpu=name, gpu_figures=figures, gpus=used,
+        price_per_gpu_hour=part.price_per_gpu_hour,
+    )  # fmt: skip
 
 
 def _experiment(
-    source: Source, base: ExperimentSpec, index: int, study: StudyPart
+    source: Source, base: ExperimentSpec, index: int, study: StudyPart, folder: Path
 ) -> ExperimentSpec:
     part: ExperimentPart = study.experiments[index]
     path: Path_ = ("experiments", index)
@@ -256,11 +274,13 @@ def _experiment(
         base.configuration,
         knobs=base.configuration.knobs.with_changes(_given(part.set)),
         url=part.url or base.configuration.url,
+        routing=_routing(source, study.engine, part.routing, (*path, "routing"))
+        or base.configuration.routing,
     )
     hardware = (study.hardware or HardwarePart()).model_dump()
     hardware |= part.hardware.model_dump(exclude_unset=True) if part.hardware else {}
     place = (*path, "hardware") if part.hardware else (*path, "set")
-    configuration = _with_hardware(source, configuration, HardwarePart(**hardware), place)
+    configuration = _with_hardware(source, configuration, HardwarePart(**hardware), place, folder)
     if study.engine == "endpoint":
         _check_endpoint(source, configuration, HardwarePart(**hardware), place)
     workload = base.workload
@@ -275,8 +295,8 @@ def _experiment(
             (
                 difference_text(base.configuration.knobs, configuration.knobs),
                 difference_text(
-                    replace(base.configuration, knobs=Knobs(), gpus=0),
-                    replace(configuration, knobs=Knobs(), gpus=0),
+                    replace(base.configuration, knobs=Knobs(), gpus=0, gpu_figures=None),
+                    replace(configuration, knobs=Knobs(), gpus=0, gpu_figures=None),
                 ),
                 difference_text(base.workload, workload),
             ),

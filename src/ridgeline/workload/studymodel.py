@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
 from ridgeline.domain.knobs import Knobs
+from ridgeline.domain.routing import ROUTINGS
 from ridgeline.domain.slo import LATENCY_KEYS, SHARE_KEYS
 from ridgeline.workload.schedule import LEAST_BURSTINESS
 from ridgeline.workload.study import ENGINES, EQUAL_WITHIN, METRICS
@@ -127,7 +128,9 @@ class HardwarePart(Part):
     """The GPUs, and what they cost."""
 
     gpu: str | None = Field(
-        default=None, description="a name of the GPU catalogue, for example H100-SXM"
+        default=None,
+        description="a name of the GPU catalogue, for example H100-SXM; or a file of your own"
+        " (./gpu.yaml, from the study file's folder) with a GPU's figures",
     )
     count: int | None = _amount("GPUs", "how many there are; experiments may use fewer",
                                 default=None, ge=1, le=MOST_GPUS)  # fmt: skip
@@ -252,6 +255,12 @@ class TwinPart(Part):
     )
 
 
+ROUTING_HELP = (
+    "how requests are spread over data-parallel replicas: in turn, to the one with the fewest"
+    " requests, or to the one that knows the prompt's shared prefix"
+)
+
+
 class ExperimentPart(Part):
     """One experiment: what differs from the baseline."""
 
@@ -263,6 +272,7 @@ class ExperimentPart(Part):
         " output_tokens are replaced as a whole",
     )
     hardware: HardwarePart | None = Field(default=None, description="GPUs or price that differ")
+    routing: Literal[ROUTINGS] | None = Field(default=None, description=ROUTING_HELP)  # type: ignore[valid-type]
     url: str | None = Field(default=None, description="another endpoint")
     repeats: int | None = _amount(
         "runs of this experiment", "fewer repeats, where a difference is large or a run is long",
@@ -327,6 +337,7 @@ class StudyPart(Part):
     url: str | None = Field(default=None, description="the server, for engine: endpoint")
     hardware: HardwarePart | None = None
     launch: LaunchPart | None = None
+    routing: Literal[ROUTINGS] | None = Field(default=None, description=ROUTING_HELP)  # type: ignore[valid-type]
     twin: TwinPart | None = None
     workload: WorkloadPart
     slo: SloPart | None = None  # type: ignore[valid-type]

@@ -58,19 +58,14 @@ def twin_server(listen: Listen, spec: ExperimentSpec, *, model: str | None = Non
 
     Raises BadInput for what cannot be simulated and RunFailed when it does not fit in memory.
     """
-    from ridgeline.domain import defaults, hardware  # noqa: PLC0415  read when needed
-    from ridgeline.domain.model import shape  # noqa: PLC0415
+    from ridgeline.engines.twin import DEFAULT_RELEASE, twin_of  # noqa: PLC0415  read when needed
     from ridgeline.engines.twin_server.live import TwinPacer  # noqa: PLC0415
-    from ridgeline.twin.fleet import build_twin  # noqa: PLC0415
 
     configuration = spec.configuration
-    if configuration.gpu is None:
-        raise BadInput("the twin needs a GPU to simulate", where="hardware.gpu")
-    gpu, form = hardware.gpu(configuration.gpu), shape(configuration.model)
-    version = configuration.engine_version or defaults.VERSIONS[0]
-    knobs = defaults.resolve(configuration.knobs, gpu, form, version)
+    twin = twin_of(configuration)
+    knobs = twin.knobs
+    version = configuration.engine_version or DEFAULT_RELEASE
     _refuse_unserved(knobs)
-    twin = build_twin(form, gpu, knobs)
     served = Served(
         model or configuration.model,
         knobs.max_model_len,
@@ -84,7 +79,7 @@ def twin_server(listen: Listen, spec: ExperimentSpec, *, model: str | None = Non
         "gpu_memory_utilization": str(knobs.gpu_memory_utilization),
         "num_gpu_blocks": str(twin.memory.usable_blocks + 1),  # the null block included
     }
-    return _server(listen, served, TwinPacer(twin), version, cache)
+    return _server(listen, served, TwinPacer(twin, routing=configuration.routing), version, cache)
 
 
 def _refuse_unserved(knobs: "ResolvedKnobs") -> None:

@@ -24,9 +24,11 @@ _MOST_GROUPS = 4096
 class TwinPacer:
     """Paces streams by a `Fleet`. Not for more than one thread."""
 
-    def __init__(self, twin: Twin, origin_ns: int | None = None) -> None:
+    def __init__(
+        self, twin: Twin, origin_ns: int | None = None, routing: str = "round-robin"
+    ) -> None:
         """`origin_ns` is the monotonic time of the simulation's zero, by default now."""
-        self._fleet = Fleet(twin, self, trace=True)
+        self._fleet = Fleet(twin, self, routing=routing, trace=True)
         self._origin_ns = time.monotonic_ns() if origin_ns is None else origin_ns
         self._numbers = count()
         self._prefixes = Prefixes(twin.knobs.block_size) if twin.knobs.prefix_caching else None
