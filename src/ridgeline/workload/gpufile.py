@@ -24,8 +24,8 @@ def read_gpu(path: Path) -> dict[str, Any]:
         text = path.read_text("utf-8")
         row = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        first = " ".join(str(error).split())
-        raise BadInput(f"the GPU's file cannot be read: {first}", where=path.name) from None
+        why = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
+        raise BadInput(f"the GPU's file cannot be read: {why}", where=path.name) from None
     if not isinstance(row, dict) or not isinstance(row.get("name"), str) or not row["name"]:
         raise BadInput("describes no GPU", where=path.name, fix=HOW)
     row = {str(k): _number(v) if str(k).endswith(AMOUNTS) else v for k, v in row.items()}
