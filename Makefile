@@ -5,11 +5,11 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 DEMO   := runs/demo
 
-.PHONY: help demo test check test-vllm acceptance format clean
+.PHONY: help demo test check test-vllm acceptance bench-client format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run  ## re-run the published twelve-experiment study on the digital twin and write the report
 	$(BIN)/ridgeline study studies/h100-twelve.yaml --check-published --out $(DEMO)
@@ -31,6 +31,9 @@ test-vllm: $(VENV)/.dev  ## measure the real vLLM on the CPU (installs it once: 
 
 acceptance: $(VENV)/.dev  ## the longer proofs, whose figures stand in docs/acceptance.md
 	$(BIN)/python -m pytest tests/acceptance -m acceptance -s
+
+bench-client: $(VENV)/.dev  ## the load client beside AIPerf, GuideLLM, vllm bench and wrk (about 25 minutes)
+	$(BIN)/python -m benchmarks.client --write docs/client.md
 
 format: $(VENV)/.dev  ## rewrite the sources in the project's style
 	$(BIN)/ruff format .

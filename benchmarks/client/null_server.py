@@ -1,44 +1,22 @@
 """A server that is not the limit: one write of a prebuilt reply for each request, one process.
 
-It does not parse what it is sent beyond the end of the head and the length of the body.
+It does not parse what it is sent beyond the end of the head and the length of the body. As a
+program it takes the place of null_server.c where there is no compiler; it prints its port and ends
+with its standard input:
+
+    python -m benchmarks.client.null_server CHUNKS
 """
 
-import json
 import multiprocessing
 import os
 import select
 import socket
+import sys
+import time
+from array import array
 from types import TracebackType
 
-
-def prebuilt_reply(chunks: int) -> bytes:
-    """A whole streamed chat completion of that many one-token chunks, as vLLM frames it."""
-    frame = {
-        "id": "chatcmpl-0123456789abcdef0123456789abcdef",
-        "object": "chat.completion.chunk",
-        "created": 1700000000,
-        "model": "null",
-    }
-
-    def event(**more: object) -> bytes:
-        return b"data: " + json.dumps({**frame, **more}, separators=(",", ":")).encode() + b"\n\n"
-
-    def chunk(data: bytes) -> bytes:
-        return b"%x\r\n%b\r\n" % (len(data), data)
-
-    def choice(delta: object, finish: str | None) -> list[object]:
-        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]
-
-    events = [event(choices=choice({"role": "assistant", "content": ""}, None))]
-    events += [event(choices=choice({"content": " word"}, None)) for _ in range(chunks)]
-    events.append(event(choices=choice({"content": ""}, "length")))
-    counts = {"prompt_tokens": 32, "completion_tokens": chunks, "total_tokens": 32 + chunks}
-    events += [event(choices=[], usage=counts), b"data: [DONE]\n\n"]
-    head = (
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
-        b"transfer-encoding: chunked\r\n\r\n"
-    )
-    return head + b"".join(map(chunk, events)) + b"0\r\n\r\n"
+from benchmarks.client.replies import page, pages, prebuilt
 
 
 class NullServer:
@@ -47,6 +25,8 @@ class NullServer:
     def __init__(self, reply: bytes) -> None:
         self._reply = reply
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self._pages = pages()
+        self._served = array("q")
         self.port: int = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -70,8 +50,12 @@ class NullServer:
             os.close(fd)
 
     def _run(self) -> None:
+        self.serve(self._stop[0])
+
+    def serve(self, stop_fd: int) -> None:
+        """Serve in this process until `stop_fd` can be read."""
         epoll = select.epoll()
-        listener, stop_fd = self._listener.fileno(), self._stop[0]
+        listener = self._listener.fileno()
         for fd in (listener, stop_fd):
             epoll.register(fd, select.EPOLLIN)
         peers: dict[int, socket.socket] = {}
@@ -96,14 +80,21 @@ class NullServer:
                 return False
             data = partial.pop(fd, b"") + data
             if data.startswith(b"GET"):
-                sock.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+                sock.sendall(self._page(data.split(b" ", 2)[1].decode()))
             elif _complete(data):
+                self._served.append(time.monotonic_ns())
                 sock.sendall(self._reply)
             else:
                 partial[fd] = data
         except OSError:
             return False
         return True
+
+    def _page(self, path: str) -> bytes:
+        if path != "/served":
+            return self._pages.get(path, self._pages["/"])
+        stamps, self._served = self._served.tobytes(), array("q")
+        return page("200 OK", "application/octet-stream", stamps)
 
 
 def _complete(data: bytes) -> bool:
@@ -114,3 +105,14 @@ def _complete(data: bytes) -> bool:
     if at < 0:
         return True
     return len(data) - end - 4 >= int(data[at + 15 : data.find(b"\r", at)])
+
+
+def main() -> None:
+    server = NullServer(prebuilt(int(sys.argv[1])))
+    print(server.port, flush=True)
+    server.serve(sys.stdin.fileno())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

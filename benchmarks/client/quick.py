@@ -19,6 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.client.null_server import NullServer, prebuilt_reply
+from benchmarks.client.null_server import NullServer
+from benchmarks.client.replies import prebuilt
+from ridgeline.domain.records import MemorySink
 from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines.base import DrivePlan
@@ -43,6 +46,9 @@ def measure(url: str, streams: int, chunks: int, seconds: float) -> tuple[float,
             plan = DrivePlan(draw_schedule(workload), "bench")
             facts = endpoint.drive(plan, journal, SilentWatch())
         requests = read_journal(path).requests
+    sink = MemorySink()
+    endpoint = HttpEndpoint(url, model="mock")
+    facts = endpoint.drive(DrivePlan(draw_schedule(workload), "bench"), sink, SilentWatch())
     window = facts.window
     inside = [r for r in requests if window.start_ns <= (r.end_ns or 0) < window.end_ns]
     bad = [r for r in requests if r.chunk_ns is None or len(r.chunk_ns) != chunks or r.failure]
@@ -89,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     print(" ".join(f"{title:>12}" for title in titles))
     for chunks in (1, 200):
-        with NullServer(prebuilt_reply(chunks)) as server:
+        with NullServer(prebuilt(chunks)) as server:
             rounds = [
                 measure(server.url, options.streams, chunks, options.seconds)
                 for _ in range(options.repeats)
