@@ -18,10 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.client.null_server import NullServer, prebuilt_reply
 from benchmarks.client.null_server import NullServer
 from benchmarks.client.replies import prebuilt
-from ridgeline.domain.records import MemorySink
 from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines.base import DrivePlan
@@ -39,16 +37,13 @@ def measure(url: str, streams: int, chunks: int, seconds: float) -> tuple[float,
         duration_s=seconds,
         warmup_s=0.5,
     )
-    endpoint = HttpEndpoint(url, model="null")
+    endpoint = HttpEndpoint(url, model="mock")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal"
         with Journal(path, {}) as journal:
             plan = DrivePlan(draw_schedule(workload), "bench")
             facts = endpoint.drive(plan, journal, SilentWatch())
         requests = read_journal(path).requests
-    sink = MemorySink()
-    endpoint = HttpEndpoint(url, model="mock")
-    facts = endpoint.drive(DrivePlan(draw_schedule(workload), "bench"), sink, SilentWatch())
     window = facts.window
     inside = [r for r in requests if window.start_ns <= (r.end_ns or 0) < window.end_ns]
     bad = [r for r in requests if r.chunk_ns is None or len(r.chunk_ns) != chunks or r.failure]
