@@ -38,7 +38,8 @@ MOST_USERS, MOST_REQUESTS, MOST_TOKENS, MOST_GPUS = 100_000, 100_000_000, 10_000
 LEAST_RATE, MOST_RATE = 0.001, 1e6
 LEAST_BURSTINESS, MOST_BURSTINESS = 0.01, 1000.0
 HIGHEST_PRICE = 1e6
-WARMUP_SHARE, LONGEST_WARMUP_S, REQUESTS_WARMUP_S = 0.2, 10.0, 3.0
+LEAST_AUTO_S = 8.0  # a shorter window is too short to tell a steady state in
+AUTO = "auto"
 
 
 class EndpointKind(enum.StrEnum):
@@ -87,8 +88,16 @@ def bench(
         typer.Option(metavar="N", min=1, max=MOST_REQUESTS, help="Measure N requests instead."),
     ] = None,
     warmup: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S",
+            help="Warm-up of S seconds, or auto: until the run is steady"
+            f" [auto; a fifth of a --duration below {LEAST_AUTO_S:g}].",
+        ),
+    ] = None,
+    warmup_limit: Annotated[
         float | None,
-        typer.Option(metavar="S", min=0, help="Warm-up [a fifth, at most 10; 3 with --requests]."),
+        typer.Option(metavar="S", help="The most that --warmup auto may take [60]."),
     ] = None,
     prompt_tokens: Annotated[
         int, typer.Option(metavar="N", min=1, max=MOST_TOKENS, help="Tokens a prompt.")
@@ -158,7 +167,8 @@ def bench(
 
     limits = parse_slo(slo)
     times = {
-        "--duration": duration, "--warmup": warmup, "--grace": grace,
+        "--duration": duration, "--warmup": _seconds(warmup), "--grace": grace,
+        "--warmup-limit": warmup_limit,
         "--timeout-connect": timeout_connect, "--timeout-first": timeout_first,
         "--timeout-gap": timeout_gap, "--timeout-total": timeout_total,
     }  # fmt: skip
@@ -173,7 +183,8 @@ def bench(
         arrivals,
         Prompts(Lengths(prompt_tokens, spread)),
         Outputs(Lengths(output_tokens, spread), ignore_eos),
-        seconds=(duration, warmup),
+        duration=duration,
+        warmup=(warmup, warmup_limit),
         requests=requests,
         seed=seed,
     )
@@ -224,6 +235,8 @@ def _check_numbers(
     for name, seconds in times.items():
         if seconds is not None and not 0 <= seconds <= LONGEST_TIME_S:
             raise BadInput(f"{name} must be 0 to {LONGEST_TIME_S:g} seconds, not {seconds:g}")
+    if times["--warmup-limit"] == 0:
+        raise BadInput("--warmup-limit must be above 0 seconds", fix="--warmup 0 for none")
     if times["--timeout-connect"] == 0:
         raise BadInput("--timeout-connect must be above 0 seconds")
     if not 0 <= spread <= 1:
@@ -251,19 +264,42 @@ def _workload(
     prompts: "Prompts",
     outputs: "Outputs",
     *,
-    seconds: tuple[float | None, float | None],
+    duration: float | None,
+    warmup: tuple[str | None, float | None],
     requests: int | None,
     seed: int,
 ) -> "Workload":
-    """The traffic; `seconds` are duration and warm-up as asked for."""
-    from ridgeline.domain.workload import Workload  # noqa: PLC0415
+    """The traffic; `warmup` is its length and its limit as asked for."""
+    from ridgeline.domain.workload import (  # noqa: PLC0415
+        WARMUP_LIMIT_S,
+        WARMUP_SHARE,
+        Workload,
+    )
 
-    duration, warmup = seconds
     measured = duration or (LONGEST_S if requests else DEFAULT_DURATION_S)
-    if warmup is None:
-        warmup = REQUESTS_WARMUP_S if requests else WARMUP_SHARE * measured
-        warmup = min(LONGEST_WARMUP_S, warmup)
-    return Workload(arrivals, prompts, outputs, measured, warmup, requests, seed)
+    asked, limit = warmup
+    if asked is None and measured < LEAST_AUTO_S and limit is None:
+        asked = str(WARMUP_SHARE * measured)
+    fixed = _seconds(asked)
+    if fixed is not None and limit is not None:
+        raise BadInput("--warmup-limit belongs to --warmup auto", fix="leave one of them out")
+    seconds = fixed if fixed is not None else limit or WARMUP_LIMIT_S
+    automatic = fixed is None
+    return Workload(
+        arrivals, prompts, outputs, measured, seconds, requests, seed, warmup_auto=automatic
+    )
+
+
+def _seconds(warmup: str | None) -> float | None:
+    """A fixed warm-up as a number, None for an automatic one."""
+    if warmup in (None, AUTO):
+        return None
+    try:
+        return float(warmup or "")
+    except ValueError:
+        raise BadInput(
+            f"--warmup must be a number of seconds or {AUTO}, not {warmup!r}"
+        ) from None
 
 
 def _measure(plan: "Plan", folder: Path, json: str | None, engine: "Engine", *, quiet: bool) -> int:

@@ -63,6 +63,23 @@ class ServerCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class Warmup:
+    """How the start of the window was found, where the warm-up was automatic.
+
+    offered: the window as it was while the run went on; the run's own may start later, never
+    earlier. limit_s: the most that the warm-up could take. found: False when that was reached.
+    steady_s: where MSER ends the warm-up, over the whole run; None when it finds no end. reason: in
+    words.
+    """
+
+    offered: Window
+    limit_s: float
+    found: bool
+    steady_s: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RunFacts:
     """What an endpoint reports about one drive. `server` holds versions, limits and the like.
 
@@ -70,7 +87,7 @@ class RunFacts:
     `gpus_seen` and the like are added by telemetry. `extra_requests` are those sent outside the
     records (calibration), so that client and server counts can be compared exactly.
     `server_faults`: what happened to the server that leaves the figures without meaning (it was
-    restarted, it is gone), each in one line.
+    restarted, it is gone), each in one line. `warmup`: None when its length was fixed.
     """
 
     source: Source
@@ -84,6 +101,7 @@ class RunFacts:
     extra_output_tokens: int = 0
     notes: tuple[str, ...] = ()
     server_faults: tuple[str, ...] = ()
+    warmup: Warmup | None = None
 
 
 @dataclass(frozen=True, slots=True)

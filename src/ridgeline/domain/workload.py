@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass, field
 
+# A fixed warm-up, where none is asked for: this share of the window, and at most so long.
+WARMUP_SHARE, LONGEST_FIXED_WARMUP_S = 0.2, 10.0
+WARMUP_LIMIT_S = 60.0  # an automatic one takes at most so long, unless told otherwise
+
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
@@ -75,6 +79,8 @@ class Workload:
     The run offers the traffic for warmup_s, then (without draining) measures for duration_s;
     requests sent inside the window are followed to their end. `requests` ends the window early
     once that many requests were sent inside it (then duration_s is the upper limit).
+
+    warmup_auto: the warm-up ends when the run is steady, and warmup_s is the most that it may take.
     """
 
     arrivals: Arrivals
@@ -84,3 +90,12 @@ class Workload:
     warmup_s: float = 10.0
     requests: int | None = None
     seed: int = 0
+    warmup_auto: bool = False
+
+    @property
+    def least_warmup_s(self) -> float:
+        """The shortest warm-up that an automatic one may have: what a fixed one would take.
+
+        So it is at no time less safe than the fixed one.
+        """
+        return min(LONGEST_FIXED_WARMUP_S, WARMUP_SHARE * self.duration_s, self.warmup_s)

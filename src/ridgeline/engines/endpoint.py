@@ -302,6 +302,7 @@ class HttpEndpoint:
             extra_output_tokens=calibration.output_tokens,
             notes=tuple(notes),
             server_faults=tuple(faults),
+            warmup=result.warmup,
         )
 
 

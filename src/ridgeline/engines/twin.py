@@ -13,13 +13,23 @@ from ridgeline.domain.errors import BadInput, nearest
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.model import shape as find_shape
 from ridgeline.domain.records import RecordSink, RunEvent
-from ridgeline.domain.run import ClientCheck, LiveFigures, RunFacts, Source, Watch, Window
+from ridgeline.domain.run import (
+    ClientCheck,
+    LiveFigures,
+    RunFacts,
+    Source,
+    Warmup,
+    Watch,
+    Window,
+)
+from ridgeline.domain.steadystate import Onset, onset_of
 from ridgeline.engines.base import DrivePlan, Timeouts
 from ridgeline.twin.calibration import Fitted
 from ridgeline.twin.calibration import fit as fit_constants
 from ridgeline.twin.constants import Constants, priors_for
 from ridgeline.twin.fleet import Fleet, Twin, build_twin
 from ridgeline.twin.offer import Offer
+from ridgeline.twin.replica import Replica
 from ridgeline.twin.request import Request
 from ridgeline.twin.results import (
     ClientLimits,
@@ -28,6 +38,8 @@ from ridgeline.twin.results import (
     stall,
     step_table,
 )
+from ridgeline.twin.scheduler import Decision
+from ridgeline.workload.schedule import Schedule
 
 __all__ = [
     "FREE", "Fitted", "TwinEndpoint", "TwinEngine", "calibrated",
@@ -113,10 +125,15 @@ class TwinEndpoint:
 
     def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
         """Simulate the plan and pass every request that was sent, and the steps, to the sink."""
-        offer = Offer(plan.schedule)
+        workload = plan.schedule.workload
+        onset = onset_of(workload, plan.schedule.user_start_ns)
+        offer = Offer(plan.schedule) if onset is None else _CountingOffer(plan.schedule, onset)
         fleet = Fleet(self.twin, offer, routing=plan.routing)
         offer.begin(fleet)
+        found = False
         with _collector_paused():
+            if isinstance(offer, _CountingOffer):
+                found = _warm_up(fleet, offer)
             interrupted = _simulate(fleet, offer, watch, round(plan.timeouts.grace_s * 1e9))
         window = Window(offer.window_start, offer.window_end)
         notes = _hand_in(fleet, offer, plan.timeouts, sink, watch)
@@ -128,6 +145,7 @@ class TwinEndpoint:
             server=server_facts(self.twin, fleet),
             interrupted=interrupted,
             notes=notes,
+            warmup=None if onset is None else Warmup(window, workload.warmup_s, found),
         )
 
 
@@ -170,12 +188,40 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+class _CountingOffer(Offer):
+    """Tells an Onset what is delivered, as long as it asks."""
+
+    def __init__(self, schedule: Schedule, onset: Onset) -> None:
+        super().__init__(schedule)
+        self.onset = onset
+        self.chunks = 0
+
+    def delivered(self, replica: Replica, decision: Decision, at_ns: int) -> None:
+        self.chunks += decision.decodes + len(decision.firsts)
+
+    def finished(self, request: Request) -> None:
+        if request.last_ns is not None:
+            self.onset.ended((request.last_ns - request.sent_ns) / 1e9)
+        super().finished(request)
+
+
+def _warm_up(fleet: Fleet, offer: _CountingOffer) -> bool:
+    """Simulate until the run is steady and open the window there; False when it is not in time."""
+    onset = offer.onset
+    while fleet.next_ns is not None and (due := round(onset.next_s * 1e9)) < offer.window_start:
+        fleet.run_until(due)
+        if onset.look(offer.chunks, offer.in_flight):
+            offer.open_window(due)
+            return True
+    return False
+
+
 def _simulate(fleet: Fleet, offer: Offer, watch: Watch, grace_ns: int) -> bool:
     """Run to the end of the last request; True when the watch asked to stop early.
 
     Once it asks, nothing is simulated that the client would not have waited for.
     """
-    time, seen = 0, 0
+    time, seen = fleet.now, 0
     interrupted = False
     while time < offer.window_end and fleet.next_ns is not None:
         time += SLICE_NS

@@ -149,10 +149,13 @@ def fingerprint(
 
     Targets and prices are left out: they judge a measurement and change nothing in it.
     """
+    offered = to_plain(workload)
+    if not workload.warmup_auto:  # as it was before there were automatic ones
+        del offered["warmup_auto"]
     body = {
         "configuration": to_plain(replace(configuration, price_per_gpu_hour=None)),
         "model_files": model_digest(configuration),
-        "workload": to_plain(workload),
+        "workload": offered,
         "endpoint": endpoint,
         "versions": dict(versions),
     }

@@ -17,13 +17,15 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import summarise
 from ridgeline.domain.model import shape
 from ridgeline.domain.records import MemorySink, RecordSink, RunRecords, records_from_requests
-from ridgeline.domain.run import ClientCheck, RunFacts, Source, Watch, Window
+from ridgeline.domain.run import ClientCheck, RunFacts, Source, Warmup, Watch, Window
+from ridgeline.domain.steadystate import STEADY
 from ridgeline.domain.summary import Summary, VerdictFigures
 from ridgeline.engines.base import DrivePlan, Engine, Timeouts
 from ridgeline.engines.beside import Beside, WatchedEndpoint
 from ridgeline.experiment.measured import measured_limit, measured_steps
 from ridgeline.experiment.plan import PlannedRun, host_facts, utc_now
 from ridgeline.experiment.verdict import Evidence, judge
+from ridgeline.experiment.windowing import place_window
 from ridgeline.store.codec import from_plain, to_plain
 from ridgeline.store.files import make_folder, write_atomically
 from ridgeline.store.journal import Journal, JournalContent, is_being_written, read_journal
@@ -175,6 +177,8 @@ def finish(
             raise
         records = unsaved = records_from_requests(sink.requests, sink.step_table)
     known = facts or rebuilt_facts(meta, sink)
+    if known is not None:
+        known = place_window(records, known, meta.workload)
     measured = known is not None and known.window.seconds > 0  # not so when stopped in warm-up
     summary = figures(meta, records, known) if known is not None and measured else None
     run = StoredRun(
@@ -228,8 +232,10 @@ def judge_again(run: StoredRun) -> StoredRun:
     facts = run.facts
     if facts is None or run.summary is None:
         return run
-    summary = figures(run.meta, run.records(), facts)
-    judged = replace(run, summary=summary, state=_state(facts, summary, run.failure))
+    records = run.records()
+    facts = place_window(records, facts, run.meta.workload)
+    summary = figures(run.meta, records, facts)
+    judged = replace(run, facts=facts, summary=summary, state=_state(facts, summary, run.failure))
     if judged != run:
         write_run(judged)
     return judged
@@ -282,6 +288,8 @@ def rebuilt_facts(meta: RunMeta, sink: MemorySink) -> RunFacts | None:
     """
     seen = [t for r in sink.requests for t in (r.sent_ns, r.end_ns) if t is not None]
     start = round(meta.workload.warmup_s * 1e9)
+    opened = next((event.at_ns for event in sink.events if event.kind == STEADY), None)
+    start = start if opened is None else opened
     planned_end = start + round(meta.workload.duration_s * 1e9)
     end = min(planned_end, max(seen, default=0))
     if end <= start:
@@ -294,6 +302,9 @@ def rebuilt_facts(meta: RunMeta, sink: MemorySink) -> RunFacts | None:
         client=ClientCheck("kernel" if kernel else "read"),
         interrupted=True,
         notes=("cut off: figures are from the records that were on disk",),
+        warmup=Warmup(Window(start, end), meta.workload.warmup_s, opened is not None)
+        if meta.workload.warmup_auto
+        else None,
     )
 
 

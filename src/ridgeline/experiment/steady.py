@@ -8,6 +8,7 @@ import numpy as np
 from ridgeline.domain.metrics import per_second
 from ridgeline.domain.records import UNFINISHED, Bools, Floats, Ints
 from ridgeline.experiment.evidence import Doubt, Evidence, ms
+from ridgeline.experiment.windowing import warmup_ends
 
 TREND_SHARE = 0.10  # change over the window, of its mean
 TREND_T = 4.0  # t value of the slope: p < 0.005 with 8 points, < 0.001 with 20
@@ -18,6 +19,7 @@ IN_FLIGHT_SIGMAS = 4.0
 SILENT_SHARE = 0.10  # of the window, without a chunk while requests waited
 SILENT_TTFTS = 5.0  # and as many times what a quarter of the requests wait for the first chunk
 SILENCE_BINS = 1000
+LEAN_SHARE = 0.05  # by so much the part before MSER's end of the warm-up must differ to be told
 FEWEST_BLOCKS = 5
 BLOCK_STAYS = 4.0  # a block is as many times longer than a request's cycle
 OFF_FACTOR, OFF_SHARE = 2.0, 0.10  # blocks that far from the median, in that share of the window
@@ -59,6 +61,41 @@ def not_steady(e: Evidence) -> Iterator[Doubt]:
         yield from _uneven(e, rates)
     else:
         yield from _queue_grew(e)
+
+
+def warmed_up(e: Evidence) -> Iterator[Doubt]:
+    """A window that still holds a part of the warm-up, or whose run never showed its end.
+
+    No reason to void it: what it does to the figures, the rules on drifts find. It says where a
+    smaller lean comes from, and what to do.
+    """
+    warmup, window = e.facts.warmup, e.window
+    if warmup is not None:
+        if not warmup.found:
+            yield Doubt(f"{warmup.reason}: give a longer --warmup-limit (in a study file"
+                        " warmup_limit_s)", void=False)  # fmt: skip
+        return
+    if e.facts.interrupted or window.seconds < FEWEST_POINTS:
+        return
+    ends = warmup_ends(e.records, window.end_ns, open_loop=not e.workload.arrivals.closed_loop)
+    end_s = ends.get("throughput")
+    start_s = window.start_ns / 1e9
+    if end_s is None or end_s < start_s + 1:
+        return
+    edge = round(end_s * 1e9)
+    before = per_second(e.records, window.start_ns, edge)
+    after = per_second(e.records, edge, window.end_ns)
+    change = float(before.sum()) / (end_s - start_s) / max(_rate(after, window.end_ns - edge), 1e-9)
+    if abs(change - 1) > LEAN_SHARE:
+        yield Doubt(
+            f"the warm-up ended only {end_s - start_s:.1f} s into the window (throughput until then"
+            f" {change - 1:+.0%}): give a longer --warmup, or --warmup auto",
+            void=False,
+        )
+
+
+def _rate(tokens: Floats, length_ns: int) -> float:
+    return float(tokens.sum()) / (length_ns / 1e9)
 
 
 def trend(values: Floats) -> float | None:

@@ -23,7 +23,7 @@ from ridgeline.experiment.counts import (
     unexpected_cache_hits,
 )
 from ridgeline.experiment.evidence import Doubt, Evidence, ms
-from ridgeline.experiment.steady import not_steady, silent, trend, window_too_short
+from ridgeline.experiment.steady import not_steady, silent, trend, warmed_up, window_too_short
 
 __all__ = ["Doubt", "Evidence", "judge", "trend"]
 
@@ -332,6 +332,7 @@ RULES = (
     window_too_short,
     client_limit,
     not_steady,
+    warmed_up,
     silent,
     wrong_arrivals,
     unexpected_cache_hits,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ridgeline.domain.errors import EndpointError
 from ridgeline.domain.records import RecordSink, RunEvent
 from ridgeline.domain.routing import Router
-from ridgeline.domain.run import ClientCheck, Watch, Window
+from ridgeline.domain.run import ClientCheck, Warmup, Watch, Window
+from ridgeline.domain.steadystate import STEADY, Onset, onset_of
 from ridgeline.load.check import SelfCheck
 from ridgeline.load.clock import KernelClock
 from ridgeline.load.http import Connection, Site
@@ -49,7 +50,7 @@ class DriveResult:
     """What a drive leaves besides its records. Times in ns from the run's zero.
 
     zero_ns: the run's zero on the monotonic clock. faults: what happened to the server that leaves
-    the figures without meaning.
+    the figures without meaning. warmup: how the window's start was found, None when it was fixed.
     """
 
     zero_ns: int
@@ -58,6 +59,7 @@ class DriveResult:
     interrupted: bool
     notes: tuple[str, ...]
     faults: tuple[str, ...] = ()
+    warmup: Warmup | None = None
 
 
 class Driver:
@@ -96,6 +98,8 @@ class Driver:
         self._start_ns = round(workload.warmup_s * 1e9)  # of the window, from zero
         self._end_ns = self._start_ns + round(workload.duration_s * 1e9)
         self._live = LiveView((self._start_ns + (self._end_ns - self._start_ns)) / 1e9)
+        self._onset: Onset | None = onset_of(workload, schedule.user_start_ns)
+        self._opened = False
         self._zero_ns = 0
         self._offering = True
         self._interrupted = False
@@ -132,7 +136,16 @@ class Driver:
             self._interrupted,
             tuple(self._notes),
             tuple(self._faults),
+            self._warmup(),
         )
+
+    def _warmup(self) -> Warmup | None:
+        workload = self._schedule.workload
+        if not workload.warmup_auto:
+            return None
+        offered = Window(self._start_ns, self._end_ns)
+        found = self._opened and self._start_ns < round(workload.warmup_s * 1e9)
+        return Warmup(offered, workload.warmup_s, found)
 
     # -- phases
 
@@ -176,13 +189,29 @@ class Driver:
         self._traffic.start(self._loop, self._zero_ns, self._launch)
 
     def _open_window(self) -> None:
-        if self._offering:
+        if self._offering and not self._opened:
+            self._opened = True
             self._check.begin()
+
+    def _look(self, elapsed_ns: int) -> None:
+        """Open the window once the run is steady; the traffic goes on as it is."""
+        onset = self._onset
+        if onset is None or self._opened or not self._offering or elapsed_ns < onset.next_s * 1e9:
+            return
+        chunks = sum(len(request.reply.stamps) for request in self._in_flight.values())
+        if not onset.look(self._live.chunks_ended + chunks, len(self._in_flight)):
+            return
+        length_ns = self._end_ns - self._start_ns
+        self._start_ns, self._end_ns = elapsed_ns, elapsed_ns + length_ns
+        self._live.total_s = self._end_ns / 1e9
+        self._open_window()
+        self._loop.call_at(self._zero_ns + self._end_ns, self._close_window)
+        self._tell(RunEvent(elapsed_ns, STEADY, f"steady after {elapsed_ns / 1e9:.1f} s"))
 
     def _close_window(self) -> None:
         """Offer nothing more; what is on its way is followed to its end."""
-        if not self._offering:
-            return
+        if not self._offering or time.monotonic_ns() < self._zero_ns + self._end_ns:
+            return  # closed already, or that was the end of a window which has begun later
         self._offering = False
         self._check.close_window()
         self._deadline_ns = time.monotonic_ns() + self._limits.grace_ns
@@ -251,6 +280,8 @@ class Driver:
         record = request.record(self._zero_ns, several=len(self._pools) > 1, hide=self._hide)
         self._sink.request(record)
         self._live.ended(record, len(request.reply.stamps))
+        if self._onset is not None and not self._opened and request.sent_ns is not None:
+            self._onset.ended((end_ns - request.sent_ns) / 1e9)
         if connection is not None:
             self._pools[request.target].release(connection)
         if request.failure != "connect":
@@ -268,6 +299,7 @@ class Driver:
 
     def _sweep(self) -> None:
         now = time.monotonic_ns()
+        self._look(now - self._zero_ns)
         for pool in self._pools:
             pool.sweep(now)
         limits = self._limits

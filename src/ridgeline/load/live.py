@@ -13,18 +13,18 @@ class LiveView:
     """Keeps a little of the recent past. Tokens are chunks times the tokens per chunk seen."""
 
     def __init__(self, total_s: float) -> None:
-        self._total_s = total_s
+        self.total_s = total_s
         self.sent = 0
         self.failed = 0
         self._ttft_ns: deque[int] = deque(maxlen=RECENT_REQUESTS)
-        self._chunks_ended = 0
+        self.chunks_ended = 0
         self._counted_chunks = 0  # of replies whose tokens the server counted
         self._counted_tokens = 0
         self._history: deque[tuple[int, int]] = deque()  # (elapsed ns, chunks until then)
 
     def ended(self, record: RequestRecord, chunks: int) -> None:
         """Take an ended request."""
-        self._chunks_ended += chunks
+        self.chunks_ended += chunks
         if record.failure is not None:
             self.failed += 1
             return
@@ -39,7 +39,7 @@ class LiveView:
     ) -> LiveFigures:
         """The figures now; `chunks_in_flight` are those of requests not ended yet."""
         history = self._history
-        history.append((elapsed_ns, self._chunks_ended + chunks_in_flight))
+        history.append((elapsed_ns, self.chunks_ended + chunks_in_flight))
         while len(history) > 2 and elapsed_ns - history[0][0] > RECENT_NS:
             history.popleft()
         span_ns = history[-1][0] - history[0][0]
@@ -50,7 +50,7 @@ class LiveView:
         waits = sorted(self._ttft_ns)
         return LiveFigures(
             elapsed_s=elapsed_ns / 1e9,
-            total_s=self._total_s,
+            total_s=self.total_s,
             phase=phase,
             output_tokens_per_s=rate,
             ttft_p95_s=waits[int(0.95 * (len(waits) - 1))] / 1e9 if waits else None,

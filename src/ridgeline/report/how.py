@@ -90,7 +90,10 @@ def _arrivals(workload: Workload) -> str:
 
 def _window(workload: Workload) -> str:
     window = numbers.duration(workload.duration_s)
-    text = f"{numbers.duration(workload.warmup_s)} of the same traffic, then {window} measured"
+    warmup = numbers.duration(workload.warmup_s)
+    text = f"{warmup} of the same traffic, then {window} measured"
+    if workload.warmup_auto:
+        text = f"the same traffic until it is steady (at most {warmup}), then {window} measured"
     if workload.requests is not None:
         text += f" (or {numbers.grouped(str(workload.requests))} requests)"
     return f"{text} without draining; requests sent inside are followed to their end"

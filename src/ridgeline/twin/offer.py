@@ -12,6 +12,8 @@ from ridgeline.workload.schedule import PlannedRequest, Schedule
 class Offer:
     """Offers a schedule to a fleet from 0 to the window's end. It is the fleet's listener.
 
+    With an automatic warm-up the window is opened by `open_window`, or at the warm-up's limit.
+
     `requests` are all that were sent, in sending order. A twin has no end-of-sequence token, so
     an answer has exactly the planned length, with and without ignore_eos.
     """
@@ -48,6 +50,11 @@ class Offer:
             assert schedule.intended_ns is not None
             if len(schedule.intended_ns):
                 self._next_arrival(0)
+
+    def open_window(self, now: int) -> None:
+        """The warm-up ends here; the window keeps its length."""
+        self.window_end += now - self.window_start
+        self.window_start = now
 
     def stop(self, now: int) -> None:
         """Send nothing more; the window ends here."""

@@ -12,6 +12,7 @@ from ridgeline.domain.hardware import gpu as known_gpu
 from ridgeline.domain.knobs import Calibration, Configuration, Knobs, Launch
 from ridgeline.domain.slo import Slo, slo_from_mapping
 from ridgeline.domain.workload import (
+    WARMUP_LIMIT_S,
     Arrivals,
     Lengths,
     Outputs,
@@ -341,10 +342,20 @@ def _workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
         prompts=prompts,
         outputs=outputs,
         duration_s=part.duration_s,
-        warmup_s=part.warmup_s,
+        warmup_s=_warmup_s(source, part, path),
+        warmup_auto=part.warmup_s == "auto",
         requests=part.requests,
         seed=part.seed,
     )
+
+
+def _warmup_s(source: Source, part: WorkloadPart, path: Path_) -> float:
+    """The warm-up, or the most that an automatic one may take."""
+    if isinstance(part.warmup_s, str):
+        return WARMUP_LIMIT_S if part.warmup_limit_s is None else part.warmup_limit_s
+    if part.warmup_limit_s is not None:
+        raise source.error((*path, "warmup_limit_s"), "warmup_limit_s belongs to warmup_s: auto")
+    return part.warmup_s
 
 
 def _arrivals(source: Source, part: ArrivalsPart, path: Path_) -> Arrivals:

@@ -117,8 +117,14 @@ class WorkloadPart(Part):
     prompts: PromptsPart | None = None
     output_tokens: _widened(OutputPart, "max") | None = None  # type: ignore[valid-type]
     duration_s: float = _amount("seconds", "length of the window", default=90.0, gt=0, le=DAY_S)
-    warmup_s: float = _amount("seconds", "same traffic before the window, not counted",
-                              default=10.0, ge=0, le=DAY_S)  # fmt: skip
+    warmup_s: Annotated[float, Field(ge=0, le=DAY_S)] | Literal["auto"] = _amount(
+        "seconds", "same traffic before the window, not counted; auto: until the run is steady",
+        default=10.0,
+    )
+    warmup_limit_s: float | None = _amount(
+        "seconds", "the most that warmup_s: auto may take; 60 unless given", default=None, gt=0,
+        le=DAY_S,
+    )  # fmt: skip
     requests: int | None = _amount("requests", "ends the window once so many were sent inside",
                                    default=None, ge=1, le=100 * MOST_REQUESTS)  # fmt: skip
     seed: int = _amount("whole number", "of all random draws", default=0, ge=0, lt=1 << 63)
