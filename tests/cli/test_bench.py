@@ -150,6 +150,10 @@ def test_open_loop_reports_both_ttfts(url: str, tmp_path: Path) -> None:
         (["--rate", "nan"], "--rate must be above 0"),
         (["--users", "0"], "--users"),
         (["--users", "1", "--duration", "0"], "--duration must be above 0"),
+        (["--users", "1", "--warmup", "soon"], "must be a number of seconds or auto, not 'soon'"),
+        (["--users", "1", "--warmup", "nan"], "--warmup must be 0 to"),
+        (["--users", "1", "--warmup", "5", "--warmup-limit", "9"], "belongs to --warmup auto"),
+        (["--users", "1", "--warmup-limit", "0"], "--warmup-limit must be above 0"),
         (["--users", "1", "--duration", "1", "--requests", "1"], "not both"),
         (["--users", "1", "--slo", "ttft_p95=3"], "did you mean 'ttft_p95_ms'?"),
         (["--users", "1", "--slo", "ttft"], "is not KEY=NUMBER"),
@@ -508,3 +512,23 @@ def test_a_terminal_shows_live_figures_and_no_colour_is_honoured(url: str, tmp_p
     assert re.search(r"[\d,]+ tokens/s, p95 TTFT \d+ ms, 0 errors", text)
     assert re.search(r"0?0:0\d", text)  # the time left
     assert not re.search(r"\x1b\[[\d;]*3[0-7]m", text)
+
+
+def test_an_automatic_warm_up_opens_the_window_when_it_is_steady(
+    url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = tmp_path / "r.json"
+    load = ["--users", "8", "--prompt-tokens", "20", "--output-tokens", str(TOKENS)]
+    args = [url, *load, "--requests", "24", "--json", str(result)]
+    code, table, err = measure(args, tmp_path / "o", capfd)
+    assert code == 0, err
+    assert "warm-up: steady after" in table
+    body = json.loads(result.read_text())
+    assert body["warmup"]["found"] is True
+    assert body["requests"]["sent"] == 24
+    opened_s = body["warmup"]["offered"]["start_ns"] / 1e9
+    # users start over 5 s (a twelfth of the limit), then two stays of 0.6 s
+    assert 6.0 <= opened_s <= 20.0
+    stored = json.loads((tmp_path / "o" / "bench-r1" / "run.json").read_text())
+    assert any(event["kind"] == "steady" for event in stored["events"])
+    assert stored["run"]["workload"]["warmup_auto"] is True

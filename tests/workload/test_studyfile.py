@@ -546,3 +546,29 @@ def test_launch_does_not_belong_to_a_server_that_runs_already() -> None:
     text = TEXT.replace("engine: twin", "engine: endpoint\nurl: http://127.0.0.1:8000")
     with pytest.raises(BadInput, match="launch belongs to an engine that Ridgeline starts"):
         parsed(text + LAUNCH)
+
+
+def test_an_automatic_warm_up_has_a_limit() -> None:
+    text = TEXT.replace("duration_s: 90", "duration_s: 90\n  warmup_s: auto")
+    workload = parsed(text).baseline.workload
+    assert (workload.warmup_auto, workload.warmup_s) == (True, 60.0)
+    limited = parsed(text.replace("auto", "auto\n  warmup_limit_s: 25")).baseline.workload
+    assert (limited.warmup_auto, limited.warmup_s) == (True, 25)
+    assert not parsed().baseline.workload.warmup_auto
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("warmup_s: soon", "workload.warmup_s must be a number >= 0"),
+        ("warmup_s:", "workload.warmup_s must be a number"),
+        ("warmup_s: -1", "warmup_s"),
+        ("warmup_s: 5\n  warmup_limit_s: 9", "warmup_limit_s belongs to warmup_s: auto"),
+        ("warmup_s: auto\n  warmup_limit_s: 0", "warmup_limit_s"),
+    ],
+)
+def test_warm_ups_that_mean_nothing(lines: str, said: str) -> None:
+    with pytest.raises(BadInput) as error:
+        parsed(TEXT.replace("duration_s: 90", f"duration_s: 90\n  {lines}"))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)

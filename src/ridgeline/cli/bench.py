@@ -297,9 +297,7 @@ def _seconds(warmup: str | None) -> float | None:
     try:
         return float(warmup or "")
     except ValueError:
-        raise BadInput(
-            f"--warmup must be a number of seconds or {AUTO}, not {warmup!r}"
-        ) from None
+        raise BadInput(f"--warmup must be a number of seconds or {AUTO}, not {warmup!r}") from None
 
 
 def _measure(plan: "Plan", folder: Path, json: str | None, engine: "Engine", *, quiet: bool) -> int:

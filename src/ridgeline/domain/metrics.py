@@ -22,6 +22,7 @@ from ridgeline.domain.errors import StoreError
 from ridgeline.domain.intervals import (
     Blocks,
     blocks,
+    correlation_s,
     latency_intervals,
     rate_interval,
     share_interval,
@@ -357,6 +358,7 @@ def summarise(
         accounting=used.seconds,
         steps=used.steps,
         binding_limit=used.binding_limit,
+        warmup=facts.warmup,
     )
 
 
@@ -367,7 +369,9 @@ def intervals(
     usd_per_million: float | None,
 ) -> dict[str, Interval]:
     """95 % intervals by name ("ttft_s.p95", "throughput.output_tokens_per_s", ...)."""
-    cut = blocks(sample.window, inverted_cdf(sample.successes("e2e_s"), (95,))[0])
+    residence_s = inverted_cdf(sample.successes("e2e_s"), (95,))[0]
+    window = sample.window
+    cut = blocks(window, residence_s)
     found: dict[str, Interval] = {}
     for name in LATENCIES:
         values: Floats = sample.gaps_s
@@ -376,14 +380,18 @@ def intervals(
             column = sample.values[name]
             known = sample.ok & ~np.isnan(column)
             values, at = column[known], sample.start_ns[known]
+        cut = blocks(window, residence_s, correlation_s(window, at, values))
         for key, interval in latency_intervals(values, at, views[name], cut).items():
             found[f"{name}.{key}"] = interval
     ended = ~sample.unfinished
     failed = (~sample.ok[ended]).astype(np.float64)
+    cut = blocks(window, residence_s, correlation_s(window, sample.start_ns[ended], failed))
     found["requests.error_rate"] = share_interval(failed, sample.start_ns[ended], cut)
     if meets is not None:
         hits = meets.astype(np.float64)
+        cut = blocks(window, residence_s, correlation_s(window, sample.start_ns, hits))
         found["goodput.attainment"] = share_interval(hits, sample.start_ns, cut)
+    cut = blocks(window, residence_s, correlation_s(window, sample.chunk_at_ns))
     return found | _rate_intervals(sample, cut, usd_per_million)
 
 

@@ -5,7 +5,7 @@ standard error of the mean of the rest smallest, sum (x - mean)^2 / (n - d)^2, o
 neighbouring values (MSER-5: White, Cobb and Spratt 2000, Winter Simulation Conference). Where that
 is in the second half of what was seen, no steady state has been found yet. Of 42 rules that Hoad,
 Robinson and Davies (2010, Journal of the Operational Research Society 61, 1631) compared it is the
-one that needs no tuning and misses least; docs/decisions/0007 says why it is used here.
+one that needs no tuning and misses least; docs/decisions/0008 says why it is used here.
 """
 
 from dataclasses import dataclass, field

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from ridgeline.domain.run import Source
+from ridgeline.domain.run import Source, Warmup
 
 SUMMARY_SCHEMA = 1
 
@@ -134,6 +134,7 @@ class Summary:
     `tokens_estimated`: True when the server sent no usage and tokens were counted from chunks.
     `stalled_requests_share`: share of the successes with a gap above half a second.
     `notes`: how figures have to be read (tokens spread over chunks, partial replies, ...).
+    `warmup`: how the window's start was found, None when its length was fixed.
     `accounting`: mean seconds of a request by where they went (queue, prefill, decode, ...).
     """
 
@@ -162,6 +163,7 @@ class Summary:
     accounting: dict[str, float] = field(default_factory=dict)
     steps: dict[str, float] = field(default_factory=dict)
     binding_limit: str | None = None
+    warmup: Warmup | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The published JSON form."""

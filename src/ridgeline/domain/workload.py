@@ -96,6 +96,9 @@ class Workload:
     def least_warmup_s(self) -> float:
         """The shortest warm-up that an automatic one may have: what a fixed one would take.
 
-        So it is at no time less safe than the fixed one.
+        So it is at no time less safe than the fixed one. A window that counts requests may be
+        short, whatever its duration: it asks for no more than the search itself needs.
         """
+        if self.requests is not None:
+            return 0.0
         return min(LONGEST_FIXED_WARMUP_S, WARMUP_SHARE * self.duration_s, self.warmup_s)

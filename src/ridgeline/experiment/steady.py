@@ -19,7 +19,7 @@ IN_FLIGHT_SIGMAS = 4.0
 SILENT_SHARE = 0.10  # of the window, without a chunk while requests waited
 SILENT_TTFTS = 5.0  # and as many times what a quarter of the requests wait for the first chunk
 SILENCE_BINS = 1000
-LEAN_SHARE = 0.05  # by so much the part before MSER's end of the warm-up must differ to be told
+LEAN_SHARE = 0.02  # of the throughput: what a rest of the warm-up in the window may add or take
 FEWEST_BLOCKS = 5
 BLOCK_STAYS = 4.0  # a block is as many times longer than a request's cycle
 OFF_FACTOR, OFF_SHARE = 2.0, 0.10  # blocks that far from the median, in that share of the window
@@ -86,7 +86,7 @@ def warmed_up(e: Evidence) -> Iterator[Doubt]:
     before = per_second(e.records, window.start_ns, edge)
     after = per_second(e.records, edge, window.end_ns)
     change = float(before.sum()) / (end_s - start_s) / max(_rate(after, window.end_ns - edge), 1e-9)
-    if abs(change - 1) > LEAN_SHARE:
+    if abs(change - 1) * (end_s - start_s) > LEAN_SHARE * window.seconds:
         yield Doubt(
             f"the warm-up ended only {end_s - start_s:.1f} s into the window (throughput until then"
             f" {change - 1:+.0%}): give a longer --warmup, or --warmup auto",

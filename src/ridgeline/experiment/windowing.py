@@ -43,14 +43,10 @@ def place_window(records: RunRecords, facts: RunFacts, workload: Workload) -> Ru
     elif steady_s is None:
         names = ", ".join(name for name, end in ends.items() if end is None)
         reason += f"; over the whole run no end of the warm-up shows in {names}"
-    return replace(
-        facts, window=window, warmup=replace(warmup, steady_s=steady_s, reason=reason)
-    )
+    return replace(facts, window=window, warmup=replace(warmup, steady_s=steady_s, reason=reason))
 
 
-def warmup_ends(
-    records: RunRecords, end_ns: int, *, open_loop: bool
-) -> Mapping[str, float | None]:
+def warmup_ends(records: RunRecords, end_ns: int, *, open_loop: bool) -> Mapping[str, float | None]:
     """When each series of the run had settled (s from its zero), None where it never had.
 
     Requests in flight settle by themselves in an open loop only. A series that is empty is left

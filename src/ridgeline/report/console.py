@@ -60,6 +60,8 @@ def single_run(report: StudyReport) -> RenderableType:
     if row.summary is not None:
         summary = row.summary
         parts += [_latencies(summary), *_rates(row), *_errors(row), *_judgement(summary)]
+        if summary.warmup is not None:
+            parts.append(Text(f"warm-up: {summary.warmup.reason}", style="dim"))
         parts += [*_client(summary), *(Text(f"note: {n}", style="dim") for n in summary.notes)]
     parts += [Text(f"{run} is {state}: {why}", style="yellow")
               for run, state, why in void_lines(report)]  # fmt: skip

@@ -32,7 +32,7 @@ def how_measured(result: StudyResult, first: StoredRun | None) -> Facts:
         facts += [
             ("Workload", _workload(meta.workload, meta.endpoint)),
             ("Arrivals", _arrivals(meta.workload)),
-            ("Warm-up and window", _window(meta.workload)),
+            ("Warm-up and window", _window(meta.workload, first)),
         ]
     facts.append(("Repeats and order", _repeats(result)))
     facts.append(("Comparison", _comparison(result)))
@@ -88,7 +88,7 @@ def _arrivals(workload: Workload) -> str:
     )
 
 
-def _window(workload: Workload) -> str:
+def _window(workload: Workload, first: StoredRun) -> str:
     window = numbers.duration(workload.duration_s)
     warmup = numbers.duration(workload.warmup_s)
     text = f"{warmup} of the same traffic, then {window} measured"
@@ -96,7 +96,10 @@ def _window(workload: Workload) -> str:
         text = f"the same traffic until it is steady (at most {warmup}), then {window} measured"
     if workload.requests is not None:
         text += f" (or {numbers.grouped(str(workload.requests))} requests)"
-    return f"{text} without draining; requests sent inside are followed to their end"
+    text += " without draining; requests sent inside are followed to their end"
+    if first.facts is not None and first.facts.warmup is not None:
+        text += f"; {first.meta.run_id}: {first.facts.warmup.reason}"
+    return text
 
 
 def _repeats(result: StudyResult) -> str:

@@ -343,7 +343,7 @@ def _workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
         outputs=outputs,
         duration_s=part.duration_s,
         warmup_s=_warmup_s(source, part, path),
-        warmup_auto=part.warmup_s == "auto",
+        warmup_auto=part.warmup_s is None,
         requests=part.requests,
         seed=part.seed,
     )
@@ -351,7 +351,7 @@ def _workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
 
 def _warmup_s(source: Source, part: WorkloadPart, path: Path_) -> float:
     """The warm-up, or the most that an automatic one may take."""
-    if isinstance(part.warmup_s, str):
+    if part.warmup_s is None:
         return WARMUP_LIMIT_S if part.warmup_limit_s is None else part.warmup_limit_s
     if part.warmup_limit_s is not None:
         raise source.error((*path, "warmup_limit_s"), "warmup_limit_s belongs to warmup_s: auto")

@@ -9,7 +9,15 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    WrapValidator,
+    create_model,
+)
 
 from ridgeline.domain.knobs import Knobs
 from ridgeline.domain.routing import ROUTINGS
@@ -94,6 +102,17 @@ def _widened(part: type[Part], key: str) -> Any:
     return Annotated[part, BeforeValidator(_or_number(key)), WithJsonSchema(schema)]
 
 
+def _seconds_or_auto(value: object, check: Callable[[object], float]) -> float | None:
+    """A number of seconds, None for the word auto; nothing else, an empty value included."""
+    return None if value == "auto" else check("nothing" if value is None else value)
+
+
+_SECONDS_OR_AUTO = WrapValidator(_seconds_or_auto)
+_SECONDS_OR_AUTO_SCHEMA = WithJsonSchema(
+    {"anyOf": [{"type": "number", "minimum": 0, "maximum": DAY_S}, {"const": "auto"}]}
+)
+
+
 class SharedPrefixPart(Part):
     """Prompts of one group begin with the same tokens."""
 
@@ -117,10 +136,10 @@ class WorkloadPart(Part):
     prompts: PromptsPart | None = None
     output_tokens: _widened(OutputPart, "max") | None = None  # type: ignore[valid-type]
     duration_s: float = _amount("seconds", "length of the window", default=90.0, gt=0, le=DAY_S)
-    warmup_s: Annotated[float, Field(ge=0, le=DAY_S)] | Literal["auto"] = _amount(
+    warmup_s: Annotated[float | None, _SECONDS_OR_AUTO, _SECONDS_OR_AUTO_SCHEMA] = _amount(
         "seconds", "same traffic before the window, not counted; auto: until the run is steady",
-        default=10.0,
-    )
+        default=10.0, ge=0, le=DAY_S,
+    )  # fmt: skip
     warmup_limit_s: float | None = _amount(
         "seconds", "the most that warmup_s: auto may take; 60 unless given", default=None, gt=0,
         le=DAY_S,
