@@ -7,6 +7,7 @@ import pytest
 
 from ridgeline.domain.workload import Arrivals, Lengths, Prompts, SharedPrefix, Workload
 from ridgeline.workload.prompts import WORDS, PromptMaker, TokenFit, fit_tokens
+from ridgeline.workload.schedule import Segment
 
 BLOCK = 16  # tokens that a server caches as one
 
@@ -62,14 +63,20 @@ def test_no_two_runs_share_a_block() -> None:
     assert max(common_words(first.text(i, 64), second.text(i, 64)) for i in range(500)) < 4
 
 
+def group(key: int) -> tuple[Segment, ...]:
+    return (Segment(key, 256),)
+
+
 def test_a_group_shares_exactly_its_prefix() -> None:
     maker = PromptMaker(workload(512, prefix=256), "salt")
-    a, b = maker.text(1, 512, 2), maker.text(2, 512, 2)
+    a, b = maker.text(1, 512, group(2)), maker.text(2, 512, group(2))
     assert len(a.split()) == len(b.split()) == 512
     assert 256 <= common_words(a, b) <= 258
-    assert common_words(a, maker.text(3, 512, 1)) < 4  # another group
-    assert common_words(a, PromptMaker(workload(512, prefix=256), "other").text(1, 512, 2)) < 4
-    assert common_words(a, maker.text(1, 512, None)) < 4  # without a group
+    assert common_words(a, maker.text(3, 512, group(1))) < 4  # another group
+    assert (
+        common_words(a, PromptMaker(workload(512, prefix=256), "other").text(1, 512, group(2))) < 4
+    )
+    assert common_words(a, maker.text(1, 512)) < 4  # without a group
 
 
 def test_fit_makes_up_for_template_and_tokenizer() -> None:
@@ -115,10 +122,10 @@ def test_long_prompts_cost_little() -> None:
     """1000 prompts of 32 000 tokens: the first at once, all in a second or two."""
     start = time.perf_counter()
     maker = PromptMaker(workload(32_000), "salt")
-    first = maker.encoded(0, 32_000, None)
+    first = maker.encoded(0, 32_000)
     assert time.perf_counter() - start < 2
     assert len(first.split()) == 32_000
     start = time.process_time()
     for i in range(1, 1000):
-        maker.encoded(i, 32_000, None)
+        maker.encoded(i, 32_000)
     assert time.process_time() - start < 2

@@ -207,7 +207,7 @@ def launches(
 
     def launch(request: Launch) -> None:
         found.append((request.intended_ns, request.identity, request.user, request.planned.row))
-        traffic.ended(request.user, request.intended_ns + 30 * MS, 0)
+        traffic.ended(request, request.intended_ns + 30 * MS, 0)
 
     traffic.start(loop, 0, launch)  # type: ignore[arg-type]
     while loop.timers and loop.timers[0][0] < until_ns:

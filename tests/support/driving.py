@@ -125,7 +125,7 @@ def drive(
 
     def make(planned: PlannedRequest, identity: int, _: int) -> list[bytes]:
         body = form.parts(
-            maker.encoded(identity, planned.prompt_tokens, planned.prefix_group),
+            maker.encoded(identity, planned.prompt_tokens, planned.prefix),
             planned.output_tokens,
         )
         length = sum(map(len, body))

@@ -114,7 +114,7 @@ def test_shared_prefix_is_part_of_the_prompt_and_groups_are_drawn_evenly() -> No
     assert set(schedule.prompt_tokens) == {1010}
     shares = np.bincount(schedule.prefix_group, minlength=8) / len(schedule.prefix_group)
     assert np.all(np.abs(shares - 1 / 8) < 0.01)
-    assert draw_schedule(Workload(Arrivals(users=4))).planned(0).prefix_group is None
+    assert draw_schedule(Workload(Arrivals(users=4))).planned(0).prefix == ()
 
 
 def test_users_start_spread_over_the_first_seconds() -> None:

@@ -119,6 +119,29 @@ def test_other_parts_of_a_workload() -> None:
 
 
 MISTAKES = [
+    ("{users: 400}", "{users: 4, steps: [{users: 1, for_s: 1}]}", 6, "either 'users' or 'rate"),
+    ("{users: 400}", "{steps: []}", 6, "must be a list of at least 1"),
+    ("{users: 400}", "{steps: [{for_s: 3}]}", 6, "a step needs either 'users' or 'rate_per_s'"),
+    (
+        "{users: 400}",
+        "{steps: [{users: 1, for_s: 3}, {rate_per_s: 1, for_s: 3}]}",
+        6,
+        "steps are all of users or all of rates",
+    ),
+    ("{users: 400}", "{steps: [{users: 1, for_s: 3}]}", 9, "the steps of the load decide"),
+    ("{users: 400}", "{users: 4, max_concurrency: 2}", 6, "belongs to rate_per_s, not to users"),
+    ("{users: 400}", "{rate_per_s: 4, ramp_s: 2}", 6, "ramp_s belongs to users, not to a rate"),
+    ("seed: 7", "seed: 7\n  classes: {a: {share: 0.5}}", 11, "make 0.5, not 1"),
+    ("seed: 7", "seed: 7\n  classes: {a: {share: 1, shar: 1}}", 11, "did you mean 'share'?"),
+    ("seed: 7", "seed: 7\n  classes: {a: {share: 1, slo: {ttft: 1}}}", 11, "unknown key 'ttft'"),
+    ("seed: 7", "seed: 7\n  classes: {a b: {share: 1}}", 11, "a name of letters"),
+    ("seed: 7", "seed: 7\n  sessions: {turns: 20000}", 11, "at most 10,000 turns"),
+    (
+        "seed: 7",
+        "seed: 7\n  sessions: {think_time_s: 2}",
+        11,
+        "'workload.sessions.turns' is missing",
+    ),
     # (what stands there, what a user wrote instead, line, words of the message)
     ("max_num_seqs: 32", "max_num_sequences: 32", 12, "did you mean 'max_num_seqs'?"),
     ("max_num_seqs: 64", "max_seqs: 64", 14, "unknown key 'max_seqs' in experiments[0].set"),

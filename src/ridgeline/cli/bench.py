@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ridgeline.cli.loadoptions import LoadOptions, arrivals_of, classes_of
 from ridgeline.cli.output import (
     GATE_FAILED,
     INTERRUPTED,
@@ -24,7 +25,14 @@ from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
     from ridgeline.domain.summary import Summary
-    from ridgeline.domain.workload import Arrivals, Outputs, Prompts, Workload
+    from ridgeline.domain.workload import (
+        Arrivals,
+        Outputs,
+        Prompts,
+        Sessions,
+        TrafficClass,
+        Workload,
+    )
     from ridgeline.engines.base import Engine
     from ridgeline.experiment.plan import Plan
     from ridgeline.store.run_directory import StoredRun
@@ -35,7 +43,6 @@ LONGEST_S = 3600.0  # a run of --requests that has not ended by then ends with w
 # The upper ends of a study file hold here too.
 LONGEST_TIME_S = 86400.0
 MOST_USERS, MOST_REQUESTS, MOST_TOKENS, MOST_GPUS = 100_000, 100_000_000, 10_000_000, 4096
-LEAST_RATE, MOST_RATE = 0.001, 1e6
 LEAST_BURSTINESS, MOST_BURSTINESS = 0.01, 1000.0
 HIGHEST_PRICE = 1e6
 LEAST_AUTO_S = 8.0  # a shorter window is too short to tell a steady state in
@@ -47,6 +54,13 @@ class EndpointKind(enum.StrEnum):
 
     CHAT = "chat"
     COMPLETIONS = "completions"
+
+
+class Law(enum.StrEnum):
+    """Law of a pause."""
+
+    CONSTANT = "constant"
+    EXPONENTIAL = "exponential"
 
 
 class Process(enum.StrEnum):
@@ -80,6 +94,44 @@ def bench(
     burstiness: Annotated[
         float, typer.Option(metavar="B", help="Shape of --process gamma; smaller is burstier.")
     ] = 1.0,
+    user_steps: Annotated[
+        str, typer.Option(metavar="N:S,...", help="N users for S seconds, and so on.")
+    ] = "",
+    rate_steps: Annotated[
+        str, typer.Option(metavar="R:S,...", help="R requests/s for S seconds, and so on.")
+    ] = "",
+    think_time: Annotated[
+        float, typer.Option(metavar="S", help="A user's pause before the next request.")
+    ] = 0.0,
+    think_time_law: Annotated[
+        Law, typer.Option(help="Always so long, or on average.")
+    ] = Law.CONSTANT,
+    ramp: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Users begin over S seconds [5, at most half the warm-up]."),
+    ] = None,
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=MOST_USERS, help="At most N in flight at a rate."),
+    ] = None,
+    turns: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=10_000, help="Sessions of N turns with the talk so far."
+        ),
+    ] = None,
+    turn_think_time: Annotated[
+        float, typer.Option(metavar="S", help="Pause between the turns of a session.")
+    ] = 0.0,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--class",
+            metavar="NAME:KEY=VALUE,...",
+            help="A class of requests: share, prompt_tokens, output_tokens, shared_prefix_tokens,"
+            " priority, SLO keys. Repeat it.",
+        ),
+    ] = None,
     duration: Annotated[
         float | None, typer.Option(metavar="S", help="Measure for S seconds [30].")
     ] = None,
@@ -159,7 +211,7 @@ def bench(
     """
     from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415  --help is quick
     from ridgeline.domain.slo import parse_slo  # noqa: PLC0415
-    from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts  # noqa: PLC0415
+    from ridgeline.domain.workload import Lengths, Outputs, Prompts, Sessions  # noqa: PLC0415
     from ridgeline.engines.base import Timeouts  # noqa: PLC0415
     from ridgeline.engines.endpoint import EndpointEngine, HttpEndpoint  # noqa: PLC0415
     from ridgeline.experiment.plan import Plan, PlannedExperiment  # noqa: PLC0415
@@ -171,18 +223,27 @@ def bench(
         "--warmup-limit": warmup_limit,
         "--timeout-connect": timeout_connect, "--timeout-first": timeout_first,
         "--timeout-gap": timeout_gap, "--timeout-total": timeout_total,
+        "--turn-think-time": turn_think_time,
     }  # fmt: skip
     _check_numbers(times, spread=spread, burstiness=burstiness, price=price_per_gpu_hour)
-    arrivals = Arrivals(users=users, rate_per_s=rate, process=process, burstiness=burstiness)
-    _check(arrivals.users, arrivals.rate_per_s, duration, requests)
+    load = LoadOptions(
+        users, rate, user_steps, rate_steps, process, burstiness, think_time, think_time_law,
+        ramp, max_concurrency,
+    )  # fmt: skip
+    arrivals = arrivals_of(load)
+    _check(arrivals, duration, requests)
     folder = out or Path("runs") / f"bench-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     ensure_json_target(json, folder)
     ensure_folder_target(folder)
-    ensure_open_files(users or 0)  # before a schedule of so many users is drawn
+    ensure_open_files(arrivals.peak_users or 0)  # before a schedule of so many users is drawn
+    prompts = Prompts(Lengths(prompt_tokens, spread))
+    outputs = Outputs(Lengths(output_tokens, spread), ignore_eos)
     workload = _workload(
         arrivals,
-        Prompts(Lengths(prompt_tokens, spread)),
-        Outputs(Lengths(output_tokens, spread), ignore_eos),
+        prompts,
+        outputs,
+        classes=classes_of(classes or [], prompts, outputs),
+        sessions=None if turns is None else Sessions(Lengths(turns), turn_think_time),
         duration=duration,
         warmup=(warmup, warmup_limit),
         requests=requests,
@@ -207,19 +268,11 @@ def bench(
     return _measure(plan, folder, json, EndpointEngine(limits_s), quiet=quiet)
 
 
-def _check(
-    users: int | None, rate: float | None, duration: float | None, requests: int | None
-) -> None:
-    if (users is None) == (rate is None):
-        raise BadInput("give either --users or --rate", fix="--users 16 or --rate 5")
-    if rate is not None and not 0 < rate <= MOST_RATE:
-        raise BadInput(
-            f"--rate must be above 0 requests per second, and at most {MOST_RATE:g}, not {rate:g}"
-        )
-    if rate is not None and rate < LEAST_RATE:
-        raise BadInput(f"--rate must be at least {LEAST_RATE:g} requests per second, not {rate:g}")
+def _check(arrivals: "Arrivals", duration: float | None, requests: int | None) -> None:
     if duration is not None and requests is not None:
         raise BadInput("give --duration or --requests, not both")
+    if arrivals.steps and (duration is not None or requests is not None):
+        raise BadInput("the steps decide how long the run is: leave out --duration and --requests")
     if duration == 0:
         raise BadInput("--duration must be above 0 seconds")
 
@@ -264,6 +317,8 @@ def _workload(
     prompts: "Prompts",
     outputs: "Outputs",
     *,
+    classes: "tuple[TrafficClass, ...]",
+    sessions: "Sessions | None",
     duration: float | None,
     warmup: tuple[str | None, float | None],
     requests: int | None,
@@ -271,22 +326,28 @@ def _workload(
 ) -> "Workload":
     """The traffic; `warmup` is its length and its limit as asked for."""
     from ridgeline.domain.workload import (  # noqa: PLC0415
+        LONGEST_FIXED_WARMUP_S,
         WARMUP_LIMIT_S,
         WARMUP_SHARE,
         Workload,
     )
 
     measured = duration or (LONGEST_S if requests else DEFAULT_DURATION_S)
+    if arrivals.steps:
+        measured = sum(step.for_s for step in arrivals.steps)
     asked, limit = warmup
-    if asked is None and measured < LEAST_AUTO_S and limit is None:
-        asked = str(WARMUP_SHARE * measured)
+    short = measured < LEAST_AUTO_S and limit is None
+    if asked is None and (short or arrivals.steps):
+        asked = str(min(WARMUP_SHARE * measured, LONGEST_FIXED_WARMUP_S))
     fixed = _seconds(asked)
     if fixed is not None and limit is not None:
         raise BadInput("--warmup-limit belongs to --warmup auto", fix="leave one of them out")
+    if fixed is None and arrivals.steps:
+        raise BadInput("--warmup auto does not go with steps: they begin at a fixed time")
     seconds = fixed if fixed is not None else limit or WARMUP_LIMIT_S
     automatic = fixed is None
     return Workload(
-        arrivals, prompts, outputs, measured, seconds, requests, seed, warmup_auto=automatic
+        arrivals, prompts, outputs, measured, seconds, requests, seed, automatic, classes, sessions
     )
 
 
@@ -359,5 +420,5 @@ def _exit_code(run: "StoredRun") -> int:
     missed = [r for r in run.summary.slo if not r.met]
     for result in missed:
         found = "is not known" if result.value is None else f"found {result.value:.4g}"
-        say(f"ridgeline: limit missed: {result.limit}, {found}")
+        say(f"ridgeline: limit missed: {result.words}, {found}")
     return GATE_FAILED if missed else 0

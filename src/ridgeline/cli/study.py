@@ -119,7 +119,8 @@ def study(
 
 def _check(study: "Study", gates: list[str], *, check_published: bool) -> None:
     """Refuse gates that cannot be judged, before anything runs."""
-    if gates and not study.slo.limits:
+    of_classes = any(k.slo.limits for e in study.experiments for k in e.workload.classes)
+    if gates and not study.slo.limits and not of_classes:
         raise BadInput(
             "--gate needs limits", where=f"study {study.name}", fix="add slo: to the study file"
         )
@@ -171,9 +172,9 @@ def _missed(experiment: "ExperimentResult") -> list[str]:
     for worst in summary.slo:
         if worst.met:
             continue
-        of = [r.met for s in experiment.valid.values() for r in s.slo if r.limit == worst.limit]
+        of = [r.met for s in experiment.valid.values() for r in s.slo if r.words == worst.words]
         n = sum(met is not True for met in of)
-        misses.append(f"{worst.limit} in {n} of {len(of)} repeats ({_value(worst.value)})")
+        misses.append(f"{worst.words} in {n} of {len(of)} repeats ({_value(worst.value)})")
     return misses
 
 

@@ -1,9 +1,9 @@
 """What is measured, defined once, as pure functions of stored time stamps.
 
 first, last: arrival of a request's first and last chunk with content. A request belongs to the
-window in which it was sent (in which it was meant to start when it could not be sent) and is
-followed to its end; a gap belongs to the window in which it ends; a token to that in which its
-chunk arrives.
+window in which it was sent and is followed to its end; where it could not be sent, or had to wait
+for a slot under a cap on the requests in flight, to that in which it was meant to start. A gap
+belongs to the window in which it ends; a token to that in which its chunk arrives.
 
 TTFT = first - sent. TTFT from intent = first - intended. E2E = last - sent.
 TPOT = (last - first) / (output tokens - 1). ITL = gaps between consecutive chunks of a request,
@@ -99,6 +99,7 @@ class Sample:
 def take_sample(records: RunRecords, window: Window) -> Sample:
     """Cut the window out of a run. Raises StoreError when a duration is negative."""
     start_ns = np.where(np.isnan(records.sent_ns), records.intended_ns, records.sent_ns)
+    start_ns = start_ns - np.nan_to_num(records.cap_wait_ns) * ~np.isnan(records.sent_ns)
     inside = (start_ns >= window.start_ns) & (start_ns < window.end_ns)
     rows = np.flatnonzero(inside & ~records.failed_with("stopped"))
     ok = records.ok[rows]

@@ -58,6 +58,9 @@ class RequestRecord:
     `arrived_ns` and `scheduled_ns` (taken in by the engine, first scheduled) are known to twins.
     `retries`: times it was sent again because a kept-alive connection had closed unanswered.
     `read_timed`: how many of its chunks carry the time of the read, not the kernel's receive time.
+    `traffic_class`: the name of its class, where the workload has some. `cap_wait_ns`: how long it
+    waited for a slot, where the requests in flight were capped. `session` and `turn` (from 0) of a
+    conversation.
 
     Nobody changes one. It is not declared frozen, because it is made while the load goes on, and
     Python takes four times as long for a frozen value of so many fields.
@@ -88,6 +91,9 @@ class RequestRecord:
     preemptions: int | None = None
     retries: int | None = None
     read_timed: int | None = None
+    cap_wait_ns: int | None = None
+    session: int | None = None
+    turn: int | None = None
     chunk_ns: Ints | None = None
     chunk_shared: Bools | None = None
     steps: StepRuns | None = None
@@ -214,7 +220,7 @@ NUMBER_COLUMNS = (
     "planned_prompt_tokens", "planned_output_tokens",
     "prompt_tokens", "output_tokens", "cached_tokens",
     "http_status", "connect_ns", "first_answer_ns", "arrived_ns", "scheduled_ns",
-    "target", "preemptions", "retries", "read_timed",
+    "target", "preemptions", "retries", "read_timed", "cap_wait_ns", "session", "turn",
 )  # fmt: skip
 TEXT_COLUMNS = ("failure", "failure_detail", "finish_reason", "traffic_class")
 

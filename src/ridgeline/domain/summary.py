@@ -94,6 +94,12 @@ class SloResult:
     limit: str
     value: float | None
     met: bool | None
+    traffic_class: str | None = None  # the limit holds for this class of requests alone
+
+    @property
+    def words(self) -> str:
+        """The limit, and of which class it is."""
+        return self.limit if self.traffic_class is None else f"{self.traffic_class}: {self.limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,41 @@ class VerdictFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class PartFigures:
+    """Figures of a part of a run: of one class of its requests, or of one step of its load.
+
+    Defined as those of the whole run are. `failures_as_infinite`: as in Summary.
+    """
+
+    requests: RequestCounts
+    ttft_s: Percentiles
+    ttft_intent_s: Percentiles
+    itl_s: Percentiles
+    tpot_s: Percentiles
+    e2e_s: Percentiles
+    worst_stall_s: Percentiles
+    throughput: Throughput
+    goodput: Goodput
+    slo: tuple[SloResult, ...] = ()
+    failures_as_infinite: dict[str, Percentiles] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStepFigures:
+    """One step of a stepped load: what was offered, and its figures.
+
+    They are those of [from_s, to_s), counted from the run's zero: the beginning of a step, in which
+    the load still settles, is left out. `notes`: why they are no steady state's, if so.
+    """
+
+    load: str
+    from_s: float
+    to_s: float
+    figures: PartFigures
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """All figures of one run (or of the repeats of one experiment, merged).
 
@@ -136,6 +177,10 @@ class Summary:
     `notes`: how figures have to be read (tokens spread over chunks, partial replies, ...).
     `warmup`: how the window's start was found, None when its length was fixed.
     `accounting`: mean seconds of a request by where they went (queue, prefill, decode, ...).
+    `classes`: of each class of requests; `slo` has their limits too, with their name.
+    `load_steps`: of each step of a stepped load. `cap_wait_s`: the wait for a slot where the
+    requests in flight were capped (of all that were sent), and `e2e_intent_s` the end counted from
+    the intended start, which contains it; None without a cap.
     """
 
     source: Source
@@ -164,6 +209,10 @@ class Summary:
     steps: dict[str, float] = field(default_factory=dict)
     binding_limit: str | None = None
     warmup: Warmup | None = None
+    classes: dict[str, PartFigures] = field(default_factory=dict)
+    load_steps: tuple[LoadStepFigures, ...] = ()
+    cap_wait_s: Percentiles | None = None
+    e2e_intent_s: Percentiles | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The published JSON form."""

@@ -1,6 +1,18 @@
 """What traffic a run offers: arrivals, prompts and output lengths, as plain values."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from ridgeline.domain.slo import Slo
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStep:
+    """One step of a stepped load: so many `users`, or a `rate_per_s`, for `for_s` seconds."""
+
+    for_s: float
+    users: int | None = None
+    rate_per_s: float | None = None
+
 
 # A fixed warm-up, where none is asked for: this share of the window, and at most so long.
 WARMUP_SHARE, LONGEST_FIXED_WARMUP_S = 0.2, 10.0
@@ -9,10 +21,13 @@ WARMUP_LIMIT_S = 60.0  # an automatic one takes at most so long, unless told oth
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Either `users` (closed loop) or `rate_per_s` (open loop), never both.
+    """One of `users` (closed loop), `rate_per_s` (open loop) and `steps` (of either kind).
 
     process: poisson | constant | gamma; burstiness is the gamma shape (1 = Poisson, smaller is
-    burstier). think_time_s: pause of a user between a reply and the next request.
+    burstier). think_time_s: pause of a user between a reply and the next request, always that
+    long or, with think_time "exponential", so long on average. ramp_s: over how long the users
+    of a closed loop start (None: 5 s, at most half of the warm-up). max_concurrency: an open loop
+    has at most so many requests on their way; the others wait for a slot.
     """
 
     users: int | None = None
@@ -20,11 +35,50 @@ class Arrivals:
     rate_per_s: float | None = None
     process: str = "poisson"
     burstiness: float = 1.0
+    think_time: str = "constant"
+    ramp_s: float | None = None
+    steps: tuple[LoadStep, ...] = ()
+    max_concurrency: int | None = None
 
     @property
     def closed_loop(self) -> bool:
         """True when the load is a number of users, False when it is a rate."""
-        return self.users is not None
+        return self.users is not None or any(step.users is not None for step in self.steps)
+
+    @property
+    def peak_users(self) -> int | None:
+        """The most users at a time; None in an open loop."""
+        return max((s.users for s in self.steps if s.users is not None), default=self.users)
+
+    @property
+    def peak_rate_per_s(self) -> float | None:
+        """The highest rate; None in a closed loop."""
+        rates = (s.rate_per_s for s in self.steps if s.rate_per_s is not None)
+        return max(rates, default=self.rate_per_s)
+
+    @property
+    def peak(self) -> float:
+        """Users, or requests per second, at the busiest: how much load this is."""
+        return float(self.peak_users or self.peak_rate_per_s or 0.0)
+
+    def scaled(self, factor: float) -> "Arrivals":
+        """The same shape with so many times the users (at least one) or the rate."""
+
+        def users(n: int | None) -> int | None:
+            return None if n is None else max(1, round(n * factor))
+
+        def rate(n: float | None) -> float | None:
+            return None if n is None else n * factor
+
+        return replace(
+            self,
+            users=users(self.users),
+            rate_per_s=rate(self.rate_per_s),
+            max_concurrency=users(self.max_concurrency),
+            steps=tuple(
+                replace(s, users=users(s.users), rate_per_s=rate(s.rate_per_s)) for s in self.steps
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +117,16 @@ class Prompts:
     tokens: Lengths = field(default_factory=lambda: Lengths(256))
     shared_prefix: SharedPrefix | None = None
 
+    @property
+    def shared_tokens(self) -> int:
+        """Length of the shared prefix, 0 without one."""
+        return 0 if self.shared_prefix is None else self.shared_prefix.tokens
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a prompt can have, its shared prefix included."""
+        return self.tokens.high + self.shared_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
@@ -70,6 +134,34 @@ class Outputs:
 
     tokens: Lengths = field(default_factory=lambda: Lengths(128))
     ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficClass:
+    """One kind of requests among others: its share of them, its lengths and its own targets.
+
+    priority: sent as the request's `priority` (vLLM: smaller is earlier); None sends none.
+    """
+
+    name: str
+    share: float
+    prompts: Prompts = field(default_factory=Prompts)
+    outputs: Outputs = field(default_factory=Outputs)
+    slo: Slo = field(default_factory=Slo)
+    priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Conversations: each turn's prompt is the whole talk so far, replies included, and a new part.
+
+    turns: how many requests a session has. think_time_s: pause between a reply and the next turn,
+    by the law think_time (constant | exponential, then it is the mean).
+    """
+
+    turns: Lengths
+    think_time_s: float = 0.0
+    think_time: str = "constant"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +173,10 @@ class Workload:
     once that many requests were sent inside it (then duration_s is the upper limit).
 
     warmup_auto: the warm-up ends when the run is steady, and warmup_s is the most that it may take.
+    classes: every request is drawn from one of them, and `prompts` and `outputs` are not used. A
+    stepped load warms up at its first step, and duration_s is as long as all steps. sessions: an
+    arrival is that of a session, and a user has one session after another; prompt lengths are those
+    of the new part of each turn.
     """
 
     arrivals: Arrivals
@@ -91,6 +187,8 @@ class Workload:
     requests: int | None = None
     seed: int = 0
     warmup_auto: bool = False
+    classes: tuple[TrafficClass, ...] = ()
+    sessions: Sessions | None = None
 
     @property
     def least_warmup_s(self) -> float:
@@ -102,3 +200,31 @@ class Workload:
         if self.requests is not None:
             return 0.0
         return min(LONGEST_FIXED_WARMUP_S, WARMUP_SHARE * self.duration_s, self.warmup_s)
+
+    @property
+    def kinds(self) -> tuple[TrafficClass, ...]:
+        """The classes; without any, the whole traffic as one class without a name."""
+        return self.classes or (TrafficClass("", 1.0, self.prompts, self.outputs),)
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        """Mean planned prompt length, shared prefixes included."""
+        return sum(k.share * (k.prompts.tokens.mean + k.prompts.shared_tokens) for k in self.kinds)
+
+    @property
+    def mean_output_tokens(self) -> float:
+        """Mean planned output length."""
+        return sum(k.share * k.outputs.tokens.mean for k in self.kinds)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a request can have, prompt and output, with all turns before it."""
+        one = max(kind.prompts.tokens.high + kind.outputs.tokens.high for kind in self.kinds)
+        turns = 1 if self.sessions is None else self.sessions.turns.high
+        return turns * one + max(kind.prompts.shared_tokens for kind in self.kinds)
+
+    @property
+    def shared_share(self) -> float:
+        """Share of all prompt tokens that are declared to be shared."""
+        shared = sum(k.share * k.prompts.shared_tokens for k in self.kinds)
+        return shared / self.mean_prompt_tokens

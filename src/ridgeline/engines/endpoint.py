@@ -14,11 +14,11 @@ from ridgeline.domain.records import MemorySink, RecordSink, RequestRecord, RunE
 from ridgeline.domain.run import ClientCheck, RunFacts, SilentWatch, Source, Watch, Window
 from ridgeline.domain.workload import Arrivals, Lengths, Prompts, Workload
 from ridgeline.engines.base import DrivePlan, Endpoint, Timeouts
+from ridgeline.engines.bodies import Bodies
 from ridgeline.engines.probe import ServerInfo, api_key_from_environment, auth_headers, probe
 from ridgeline.load.address import Address, parse_address
 from ridgeline.load.driver import Driver, DriveResult, Limits
 from ridgeline.load.http import Site
-from ridgeline.load.openai import RequestForm
 from ridgeline.telemetry.prometheus import (
     STARTED,
     Scrape,
@@ -135,13 +135,11 @@ class HttpEndpoint:
         sink: RecordSink,
         watch: Watch,
     ) -> DriveResult:
-        ignore_eos = plan.schedule.workload.outputs.ignore_eos
-        form = RequestForm(plan.endpoint, self.info().model, ignore_eos=ignore_eos)
-        heads = [self._head(address, form.path) for address in self._addresses]
+        bodies = Bodies(plan.schedule.workload, plan.endpoint, self.info().model, maker)
+        heads = [self._head(address, bodies.path) for address in self._addresses]
 
         def make(planned: PlannedRequest, identity: int, target: int) -> list[bytes]:
-            text = maker.encoded(identity, planned.prompt_tokens, planned.prefix_group)
-            body = form.parts(text, planned.output_tokens)
+            body = bodies.parts(planned, identity)
             return [b"%b%d\r\n\r\n" % (heads[target], sum(map(len, body))), *body]
 
         return Driver(
@@ -410,7 +408,7 @@ def _refuse_too_long(schedule: Schedule, info: ServerInfo, address: Address) -> 
     """Raise BadInput when a drawn request cannot fit into the model's context."""
     if info.max_model_len is None:
         return
-    longest = int((schedule.prompt_tokens + schedule.output_tokens).max())
+    longest = schedule.longest
     if longest > info.max_model_len:
         raise BadInput(
             f"prompt and output of up to {longest} tokens do not fit into the server's"

@@ -264,8 +264,17 @@ def _hand_in(
         cancel_ns=offer.window_end + round(limits.grace_s * 1e9),
     )
     late = 0
-    for request in offer.requests:
+    classes = offer.schedule.workload.classes
+    for request, (number, planned) in zip(offer.requests, offer.plans, strict=True):
         record = request_record(request, fleet.replicas[request.replica], client)
+        if planned.traffic_class is not None or planned.session is not None:
+            talk = planned.session is not None
+            record = replace(
+                record,
+                traffic_class=None if not classes else classes[planned.traffic_class or 0].name,
+                session=number if talk else None,
+                turn=planned.turn if talk else None,
+            )
         late += record.failure in ("timeout_first", "timeout_total", "cancelled")
         sink.request(record)
     stalls = tuple(text for text in map(stall, fleet.replicas) if text is not None)

@@ -102,9 +102,10 @@ def unexpected_cache_hits(e: Evidence) -> Iterator[Doubt]:
     What the server's own chat template adds to every prompt is shared by all of them, and counts as
     declared.
     """
-    prompts = e.workload.prompts
-    shared = 0 if prompts.shared_prefix is None else prompts.shared_prefix.tokens
-    whole = shared + prompts.tokens.mean
+    if e.workload.sessions is not None:
+        return  # how much of its past a turn finds depends on the server's memory: all is declared
+    whole = e.workload.mean_prompt_tokens
+    shared = e.workload.shared_share * whole
     fit = e.facts.server.get("prompt_fit")
     overhead = fit.get("overhead_tokens", 0.0) if isinstance(fit, Mapping) else 0.0
     declared = min(1.0, (shared + max(0.0, float(overhead))) / whole)
@@ -204,7 +205,7 @@ def other_lengths(e: Evidence) -> Iterator[Doubt]:
         f"{early.mean():.1%} of the replies ended before their planned length"
         f" (on average {mean:.0f} of {asked:.0f} tokens)"
     )
-    if e.workload.outputs.ignore_eos:
+    if any(kind.outputs.ignore_eos for kind in e.workload.kinds):
         yield Doubt(f"{text}, although ignore_eos was asked for")
     else:
         yield Doubt(f"{text}: a run with other prompts may not compare", void=False)

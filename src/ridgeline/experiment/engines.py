@@ -117,9 +117,7 @@ def _check_spec(spec: ExperimentSpec) -> None:
         limit = twin_of(configuration).knobs.max_model_len
     except RunFailed:
         return
-    shared = workload.prompts.shared_prefix
-    longest = workload.prompts.tokens.high + workload.outputs.tokens.high
-    longest += 0 if shared is None else shared.tokens
+    longest = workload.longest
     if longest > limit:
         raise BadInput(
             f"prompt and output of up to {longest} tokens do not fit into {limit}",
@@ -318,6 +316,4 @@ def _has_cold(configuration: Configuration) -> bool:
 
 def _load(run: PlannedRun) -> tuple[float, float]:
     """How busy a run keeps its engine: users (or rate), then prompt lengths."""
-    arrivals, prompts = run.workload.arrivals, run.workload.prompts
-    load = arrivals.users if arrivals.users is not None else arrivals.rate_per_s
-    return float(load or 0), prompts.tokens.mean
+    return run.workload.arrivals.peak, run.workload.mean_prompt_tokens

@@ -6,7 +6,7 @@ import numpy as np
 
 from ridgeline.domain.records import Bools, Floats, RunRecords
 from ridgeline.domain.run import RunFacts, Window
-from ridgeline.domain.slo import Slo
+from ridgeline.domain.slo import Limit, Slo
 from ridgeline.domain.summary import Summary
 from ridgeline.domain.workload import Workload
 
@@ -25,6 +25,12 @@ class Evidence:
     def window(self) -> Window:
         """The measured part."""
         return self.facts.window
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """All limits, those of single classes of requests too."""
+        own = (limit for kind in self.workload.classes for limit in kind.slo.limits)
+        return (*self.slo.limits, *own)
 
     @property
     def start_ns(self) -> Floats:

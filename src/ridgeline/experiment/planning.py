@@ -15,6 +15,7 @@ from ridgeline.domain.hardware import catalogue
 from ridgeline.domain.hardware import gpu as find_gpu
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import summarise
+from ridgeline.domain.parts import with_parts
 from ridgeline.domain.records import MemorySink
 from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.slo import Slo
@@ -120,6 +121,7 @@ def predict(
         open_loop=not workload.arrivals.closed_loop,
         bounds=bounds_of(configuration),
     )
+    summary = with_parts(summary, sink.records(), facts.window, workload, configuration.gpus)
     return Prediction(change, configuration, summary)
 
 
@@ -203,11 +205,7 @@ def _one_replica(configuration: Configuration, load: Workload) -> tuple[Configur
     copies = configuration.knobs.data_parallel_size or 1
     if copies == 1 or configuration.knobs.api_server_count not in (None, copies):
         return configuration, load
-    arrivals = load.arrivals
-    if arrivals.users is not None:
-        arrivals = replace(arrivals, users=max(1, round(arrivals.users / copies)))
-    elif arrivals.rate_per_s is not None:
-        arrivals = replace(arrivals, rate_per_s=arrivals.rate_per_s / copies)
+    arrivals = load.arrivals.scaled(1 / copies)
     knobs = replace(configuration.knobs, data_parallel_size=1)
     alone = replace(configuration, knobs=knobs, gpus=max(1, configuration.gpus // copies))
     return alone, replace(load, arrivals=arrivals)
@@ -216,7 +214,7 @@ def _one_replica(configuration: Configuration, load: Workload) -> tuple[Configur
 def _singles(configuration: Configuration, load: Workload) -> list[dict[str, Any]]:
     """One knob at a time, around the baseline; the same as the baseline is left out."""
     knobs = twin_of(configuration).knobs
-    users = load.arrivals.users
+    users = load.arrivals.peak_users
     most = 1024 if users is None else 2 * -(-users // knobs.data_parallel)
     options: list[dict[str, Any]] = [
         *(
@@ -271,7 +269,7 @@ def memory_of(configuration: Configuration, workload: Workload) -> Memory:
     plan, knobs = twin.memory, twin.knobs
     length = _mean_lengths(workload)[0] + _mean_lengths(workload)[1]
     requests = plan.kv_tokens / length
-    users = workload.arrivals.users
+    users = workload.arrivals.peak_users
     per_replica = None if users is None else users / knobs.data_parallel
     if requests < min(knobs.max_num_seqs, per_replica or knobs.max_num_seqs):
         limit = f"KV memory: {requests:.0f} requests of {length:.0f} tokens fit, then preemption"
@@ -286,12 +284,7 @@ def memory_of(configuration: Configuration, workload: Workload) -> Memory:
 
 
 def _mean_lengths(workload: Workload) -> tuple[float, float]:
-    shared = workload.prompts.shared_prefix
-    prompt, output = workload.prompts.tokens, workload.outputs.tokens
-    return (
-        (prompt.low + prompt.high) / 2 + (shared.tokens if shared else 0),
-        (output.low + output.high) / 2,
-    )
+    return workload.mean_prompt_tokens, workload.mean_output_tokens
 
 
 def _bound(configuration: Configuration, workload: Workload) -> Bound:
@@ -301,8 +294,9 @@ def _bound(configuration: Configuration, workload: Workload) -> Bound:
     ranks = knobs.tensor_parallel
     prompt, output = _mean_lengths(workload)
     batch = knobs.max_num_seqs
-    if workload.arrivals.users is not None:
-        batch = min(batch, max(1, -(-workload.arrivals.users // knobs.data_parallel)))
+    users = workload.arrivals.peak_users
+    if users is not None:
+        batch = min(batch, max(1, -(-users // knobs.data_parallel)))
     context = prompt + output / 2
     moved = roofline.decode_bytes(
         shape, batch, context, weight_bytes=knobs.weight_bytes,
@@ -322,12 +316,7 @@ def _knee(
     """(arrivals, output tokens/s, p95 TTFT in s) over several loads, ascending."""
     for number, factor in enumerate(LOADS):
         said("other loads", number, len(LOADS))
-        arrivals = load.arrivals
-        if arrivals.users is not None:
-            arrivals = replace(arrivals, users=max(1, round(arrivals.users * factor)))
-        else:
-            assert arrivals.rate_per_s is not None
-            arrivals = replace(arrivals, rate_per_s=arrivals.rate_per_s * factor)
+        arrivals = load.arrivals.scaled(factor)
         found = predict(configuration, replace(load, arrivals=arrivals), slo, {}).summary
         if found is not None:
             rate = found.throughput.output_tokens_per_s or 0.0

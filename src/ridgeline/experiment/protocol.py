@@ -16,12 +16,14 @@ from ridgeline.domain.errors import BadInput, RidgelineError, StoreError
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import summarise
 from ridgeline.domain.model import shape
+from ridgeline.domain.parts import with_parts
 from ridgeline.domain.records import MemorySink, RecordSink, RunRecords, records_from_requests
 from ridgeline.domain.run import ClientCheck, RunFacts, Source, Warmup, Watch, Window
 from ridgeline.domain.steadystate import STEADY
 from ridgeline.domain.summary import Summary, VerdictFigures
 from ridgeline.engines.base import DrivePlan, Engine, Timeouts
 from ridgeline.engines.beside import Beside, WatchedEndpoint
+from ridgeline.experiment.loadsteps import judged_steps
 from ridgeline.experiment.measured import measured_limit, measured_steps
 from ridgeline.experiment.plan import PlannedRun, host_facts, utc_now
 from ridgeline.experiment.verdict import Evidence, judge
@@ -216,11 +218,15 @@ def figures(meta: RunMeta, records: RunRecords, facts: RunFacts) -> Summary:
         open_loop=not meta.workload.arrivals.closed_loop,
         bounds=bounds_of(meta.configuration),
     )
+    summary = with_parts(summary, records, facts.window, meta.workload, meta.configuration.gpus)
     if not summary.steps:  # a twin has its own, exact
         steps = measured_steps(facts, meta.configuration)
         limit = measured_limit(steps, meta.configuration)
         summary = replace(summary, steps=steps, binding_limit=limit)
-    found = judge(Evidence(records, facts, summary, meta.workload, meta.slo))
+    evidence = Evidence(records, facts, summary, meta.workload, meta.slo)
+    found = judge(evidence)
+    if summary.load_steps:
+        summary = replace(summary, load_steps=judged_steps(evidence))
     return replace(summary, verdict=VerdictFigures(found.valid, found.reasons, found.warnings))
 
 

@@ -168,9 +168,7 @@ def _do(
 
 def _user_seconds(run: PlannedRun) -> float:
     """How much traffic a run simulates: requests in flight (a rate counts for a second) x time."""
-    arrivals = run.workload.arrivals
-    load = arrivals.users if arrivals.users is not None else arrivals.rate_per_s
-    return (load or 0) * (run.workload.warmup_s + run.workload.duration_s)
+    return run.workload.arrivals.peak * (run.workload.warmup_s + run.workload.duration_s)
 
 
 def usable_cores() -> int:

@@ -22,6 +22,7 @@ from ridgeline.domain.slo import parse_slo
 from ridgeline.domain.summary import (
     ClientFigures,
     Interval,
+    LoadStepFigures,
     RequestCounts,
     SloResult,
     Summary,
@@ -245,8 +246,12 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     changes: dict[str, Any] = {
         f.name: _mean([getattr(s, f.name) for s in summaries])
         for f in fields(Summary)
-        if f.name not in ("source", "requests", "slo", "intervals", "client", "verdict")
+        if f.name
+        not in ("source", "requests", "slo", "intervals", "client", "verdict", "load_steps")
     }
+    changes["load_steps"] = tuple(
+        map(_mean_step, zip(*(s.load_steps for s in summaries), strict=False))
+    )
     changes["requests"] = _sum_counts([s.requests for s in summaries])
     changes["notes"] = (
         *dict.fromkeys(n for s in summaries for n in s.notes),
@@ -278,6 +283,8 @@ def _mean(values: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         keys = [k for k in first if all(k in v for v in values)]
         return {k: _mean([v[k] for v in values]) for k in keys}
+    if isinstance(first, RequestCounts):
+        return _sum_counts(values)
     if is_dataclass(first) and not isinstance(first, type):
         means = {
             f.name: sum(getattr(v, f.name) for v in values)
@@ -287,6 +294,12 @@ def _mean(values: Sequence[Any]) -> Any:
         }
         return replace(first, **means)
     return first
+
+
+def _mean_step(steps: Sequence[LoadStepFigures]) -> LoadStepFigures:
+    """One step of the load over the repeats; what speaks against any of them is told."""
+    notes = tuple(dict.fromkeys(note for step in steps for note in step.notes))
+    return replace(steps[0], figures=_mean([s.figures for s in steps]), notes=notes)
 
 
 def _sum_counts(counts: Sequence[RequestCounts]) -> RequestCounts:
@@ -315,7 +328,7 @@ def _worst_of_each(summaries: Sequence[Summary]) -> tuple[SloResult, ...]:
         met = None if value is None else value >= limit.value if lower else value <= limit.value
         if met and len(values) < len(same):
             value = met = None
-        results.append(SloResult(same[0].limit, value, met))
+        results.append(SloResult(same[0].limit, value, met, same[0].traffic_class))
     return tuple(results)
 
 

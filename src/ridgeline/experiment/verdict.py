@@ -6,12 +6,16 @@ A rule whose evidence is missing says nothing. Reasons void a run, warnings do n
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
+from ridgeline.domain.parts import load_text
 from ridgeline.domain.percentile import needed
 from ridgeline.domain.records import Floats
 from ridgeline.domain.run import Verdict
+from ridgeline.domain.slo import Slo
+from ridgeline.domain.summary import RequestCounts
 from ridgeline.domain.workload import Arrivals
 from ridgeline.experiment.counts import (
     counts_disagree,
@@ -23,7 +27,8 @@ from ridgeline.experiment.counts import (
     unexpected_cache_hits,
 )
 from ridgeline.experiment.evidence import Doubt, Evidence, ms
-from ridgeline.experiment.steady import not_steady, silent, trend, warmed_up, window_too_short
+from ridgeline.experiment.loadsteps import of_steps, steps_not_reached, unsteady
+from ridgeline.experiment.steady import silent, trend, warmed_up, window_too_short
 
 __all__ = ["Doubt", "Evidence", "judge", "trend"]
 
@@ -117,18 +122,25 @@ def too_few_requests(e: Evidence) -> Iterator[Doubt]:
 
     What counts is requests, for gaps too: those of one reply go together.
     """
-    counts = e.summary.requests
+    yield from _too_few(e, e.slo, e.summary.requests, "the window")
+    for kind in e.workload.classes:
+        part = e.summary.classes.get(kind.name)
+        if part is not None:
+            yield from _too_few(e, kind.slo, part.requests, f"class {kind.name}")
+
+
+def _too_few(e: Evidence, slo: Slo, counts: RequestCounts, where: str) -> Iterator[Doubt]:
     n = counts.sent - counts.unfinished if e.facts.interrupted else counts.sent
     if counts.ok == 0:
         return
-    for limit in e.slo.limits:
+    for limit in slo.limits:
         least = FEWEST_REQUESTS
         if limit.statistic is not None and limit.statistic.startswith("p"):
             least = needed(int(limit.statistic[1:]))
         if limit.metric == "attainment" and limit.value < 1:
             least = max(least, needed(min(99, math.floor(100 * limit.value))))
         if n < least:
-            yield Doubt(f"{limit.key} needs {least} requests, the window has {n}")
+            yield Doubt(f"{limit.key} needs {least} requests, {where} has {n}")
         elif limit.metric == "error_rate" and not counts.failed and 0 < limit.value < 3 / n:
             # the "rule of three": the 95 % upper bound after n successes is 3 / n
             yield Doubt(
@@ -176,7 +188,7 @@ def _late_sends(e: Evidence) -> Iterator[Doubt]:
         f"requests left {ms(late)} late at p99, above {ms(limit)}"
         f" ({LATE_SHARE:.0%} of the median TTFT)"
     )
-    from_intent = any(s.metric == "ttft_intent" for s in e.slo.limits)
+    from_intent = any(s.metric == "ttft_intent" for s in e.limits)
     if e.workload.arrivals.closed_loop and not from_intent:
         yield Doubt(f"{text}: TTFT from intent contains that delay of the client", void=False)
     else:
@@ -211,7 +223,7 @@ def _late_reads(e: Evidence) -> Iterator[Doubt]:
     limit = max(FLOOR_S, LATE_SHARE * gap)
     error, rare = client.stamp_error_p95_s, client.stamp_error_p99_s
     asks_p99 = any(
-        s.statistic == "p99" and s.metric in ("ttft", "ttft_intent", "itl") for s in e.slo.limits
+        s.statistic == "p99" and s.metric in ("ttft", "ttft_intent", "itl") for s in e.limits
     )
     lag = client.loop_lag_p99_s
     if error is None and rare is None and client.receive_clock == "kernel":
@@ -256,11 +268,17 @@ def _usual_gap_s(e: Evidence) -> float | None:
 def wrong_arrivals(e: Evidence) -> Iterator[Doubt]:
     """An open loop whose requests did not leave by the law that was asked for."""
     arrivals = e.workload.arrivals
+    if arrivals.steps and not arrivals.closed_loop:
+        for step, evidence in of_steps(e):
+            for doubt in wrong_arrivals(evidence):
+                yield replace(doubt, text=f"load step {load_text(step)}: {doubt.text}")
     if arrivals.rate_per_s is None:
         return
-    window, intended = e.window, e.records.intended_ns
+    # what a cap held back left its place in the law free; a session's later turns follow no law
+    first = ~(e.records.turn > 0)
+    window, intended = e.window, e.records.intended_ns[first]
     due = int(np.count_nonzero((intended >= window.start_ns) & (intended < window.end_ns)))
-    sent = e.records.sent_ns
+    sent = (e.records.sent_ns - np.nan_to_num(e.records.cap_wait_ns))[first]
     inside = np.sort(sent[(sent >= window.start_ns) & (sent < window.end_ns)])
     if abs(len(inside) - due) > 1 + 0.01 * due:
         yield Doubt(f"arrivals: {len(inside)} requests left inside the window, {due} were due")
@@ -331,7 +349,8 @@ RULES = (
     too_few_requests,
     window_too_short,
     client_limit,
-    not_steady,
+    unsteady,
+    steps_not_reached,
     warmed_up,
     silent,
     wrong_arrivals,

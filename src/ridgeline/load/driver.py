@@ -4,7 +4,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.domain.errors import EndpointError
 from ridgeline.domain.records import RecordSink, RunEvent
@@ -20,6 +20,7 @@ from ridgeline.load.loop import Loop
 from ridgeline.load.pool import Pool
 from ridgeline.load.request import InFlight
 from ridgeline.load.scheduling import short_slices
+from ridgeline.load.stall import StallWatch
 from ridgeline.load.traffic import WHOLE, Launch, Share, traffic_of
 from ridgeline.workload.schedule import PlannedRequest, Schedule
 
@@ -100,6 +101,7 @@ class Driver:
         self._live = LiveView((self._start_ns + (self._end_ns - self._start_ns)) / 1e9)
         self._onset: Onset | None = onset_of(workload, schedule.user_start_ns)
         self._opened = False
+        self._stall = StallWatch(workload) if workload.arrivals.steps else None
         self._zero_ns = 0
         self._offering = True
         self._interrupted = False
@@ -213,19 +215,25 @@ class Driver:
         if not self._offering or time.monotonic_ns() < self._zero_ns + self._end_ns:
             return  # closed already, or that was the end of a window which has begun later
         self._offering = False
+        self._traffic.close()
         self._check.close_window()
         self._deadline_ns = time.monotonic_ns() + self._limits.grace_ns
-        if not self._in_flight:
+        if not self._in_flight and not self._traffic.waiting:
             self._loop.stop()
 
     def _end_early(self, at_ns: int) -> None:
         """Let the window end at `at_ns` (monotonic)."""
+        self._traffic.stop()
         self._end_ns = max(at_ns - self._zero_ns, 0)
         self._start_ns = min(self._start_ns, self._end_ns)
         self._close_window()
 
     def _cancel_all(self, failure: str, detail: str, *, drop_unsent: bool) -> None:
         now = time.monotonic_ns()
+        late = list(self._traffic.waiting)
+        self._traffic.stop()
+        for launch in late:  # these waited for a slot until the end: they count as given up
+            self._start(replace(launch, ready_ns=now), send=False)
         for request in list(self._in_flight.values()):
             waits = self._pools[request.target].forget(request)
             if waits and drop_unsent and request.sent_ns is None:
@@ -237,16 +245,18 @@ class Driver:
     # -- requests
 
     def _launch(self, launch: Launch) -> None:
-        """Start one request of the schedule."""
-        if not self._offering:
-            return
-        target = self._router.choose(launch.planned.prefix_group)
+        """Start one request; what waited for a slot goes out after the window too."""
+        waited = launch.ready_ns is not None and launch.ready_ns > launch.intended_ns
+        if self._offering or waited:
+            self._start(launch)
+
+    def _start(self, launch: Launch, *, send: bool = True) -> None:
+        prefix = launch.planned.prefix
+        target = self._router.choose(prefix[0].key if prefix else None)
         request = InFlight(
             index=self._index,
             target=target,
-            user=launch.user,
-            planned=launch.planned,
-            intended_ns=launch.intended_ns,
+            launch=launch,
             parts=self._make_request(launch.planned, launch.identity, target),
             ended=self._ended,
             again=self._pools[target].retry,
@@ -254,7 +264,8 @@ class Driver:
         )
         self._index += self._step
         self._in_flight[request.index] = request
-        self._pools[target].dispatch(request)
+        if send:
+            self._pools[target].dispatch(request)
 
     def _on_sent(self, request: InFlight) -> None:
         assert request.sent_ns is not None
@@ -263,7 +274,7 @@ class Driver:
         self._live.sent += 1
         if not self._offering or request.sent_ns < self._zero_ns + self._start_ns:
             return
-        self._check.sent(request.sent_ns - request.intended_ns)
+        self._check.sent(request.sent_ns - request.ready_ns)
         self._sent_inside += 1
         if self._sent_inside == self._schedule.workload.requests:
             for other in list(self._in_flight.values()):
@@ -277,7 +288,13 @@ class Driver:
         assert end_ns is not None
         del self._in_flight[request.index]
         self._router.ended(request.target)
-        record = request.record(self._zero_ns, several=len(self._pools) > 1, hide=self._hide)
+        kind = request.launch.planned.traffic_class
+        record = request.record(
+            self._zero_ns,
+            several=len(self._pools) > 1,
+            hide=self._hide,
+            name=None if kind is None else self._schedule.workload.classes[kind].name,
+        )
         self._sink.request(record)
         self._live.ended(record, len(request.reply.stamps))
         if self._onset is not None and not self._opened and request.sent_ns is not None:
@@ -290,9 +307,8 @@ class Driver:
         if request.failure is not None:
             began_ns = request.sent_ns if request.sent_ns is not None else end_ns
             not_before_ns = began_ns + FAILED_PAUSE_NS
-        if self._offering:
-            self._traffic.ended(request.user, end_ns, not_before_ns)
-        elif not self._in_flight:
+        self._traffic.ended(request.launch, end_ns, not_before_ns, request.heard())
+        if not self._offering and not self._in_flight and not self._traffic.waiting:
             self._loop.stop()
 
     # -- twenty times and twice a second
@@ -310,6 +326,13 @@ class Driver:
             self._interrupted = True
             self._end_early(now)
             self._cancel_all("stopped", "stopped by the user", drop_unsent=True)
+        elif self._offering and (silent_ns := self._silent_ns(now)) is not None:
+            text = f"the server stalled: nothing came for {silent_ns / 1e9:.3g} s"
+            text += f" while {len(self._in_flight)} requests waited"
+            self._tell(RunEvent(now - self._zero_ns, "stalled", text))
+            self._faults.append(text)
+            self._end_early(now)
+            self._cancel_all("timeout_total", "the server stalled", drop_unsent=True)
         elif self._offering and now - self._last_good_ns > DEAD_NS and self._gone():
             details = {pool.last_detail for pool in self._pools if pool.last_detail}
             text = f"no connection for {DEAD_NS / 1e9:g} s: {', '.join(sorted(details))}"
@@ -325,6 +348,16 @@ class Driver:
             text = f"not finished {grace_s:g} s after the window, when the client gave up"
             self._cancel_all("cancelled", text, drop_unsent=False)
         self._loop.call_at(now + SWEEP_NS, self._sweep)
+
+    def _silent_ns(self, now: int) -> int | None:
+        """How long a server has stood still under a stepped load; None: it has not."""
+        if self._stall is None:
+            return None
+        requests = self._in_flight.values()
+        last = max((r.reply.event_ns or 0 for r in requests), default=0)
+        waiting = (r.sent_ns - self._zero_ns for r in requests if r.sent_ns is not None)
+        last = max(last, self._last_good_ns) - self._zero_ns
+        return self._stall.silent_ns(now - self._zero_ns, last, waiting)
 
     def _gone(self) -> bool:
         """True when requests only fail to connect."""

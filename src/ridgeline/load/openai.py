@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,29 +17,40 @@ class RequestForm:
     """Builds request bodies quickly: everything but the text and the length is made once.
 
     The text must be ASCII without quotes, backslashes and control characters, as prompts made
-    here are; `stream` False is for calibration.
+    here are; `stream` False is for calibration. `extra` are more fields of the body.
     """
 
     def __init__(
-        self, endpoint: str, model: str, *, ignore_eos: bool = False, stream: bool = True
+        self,
+        endpoint: str,
+        model: str,
+        *,
+        ignore_eos: bool = False,
+        stream: bool = True,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = ENDPOINTS[endpoint]
-        body: dict[str, Any] = {"model": model}
-        if endpoint == "chat":
-            body["messages"] = [{"role": "user", "content": _MARK}]
-        else:
-            body["prompt"] = _MARK
+        chat = endpoint == "chat"
+        body: dict[str, Any] = {"model": model, "messages" if chat else "prompt": _MARK}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         if ignore_eos:
             body["ignore_eos"] = True
-        before, after = json.dumps(body).split(json.dumps(_MARK)[1:-1])
+        body |= dict(extra or {})
+        before, after = json.dumps(body).split(json.dumps(_MARK))
         self._before = before.encode()
         self._after = after[:-1].encode() + b', "max_tokens": '
+        self._open, self._close = (
+            (b'[{"role": "user", "content": "', b'"}]') if chat else (b'"', b'"')
+        )
 
     def parts(self, text: bytes, max_tokens: int) -> list[bytes]:
-        """The body, in pieces to be sent one after another."""
-        return [self._before, text, b"%b%d}" % (self._after, max_tokens)]
+        """The body for one text, in pieces to be sent one after another."""
+        return self.payload([self._open, text, self._close], max_tokens)
+
+    def payload(self, value: Sequence[bytes], max_tokens: int) -> list[bytes]:
+        """The body for a value of `messages` or `prompt` that is JSON already, in pieces."""
+        return [self._before, *value, b"%b%d}" % (self._after, max_tokens)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,7 @@ class Event:
 
     content: it carries something to read (text, reasoning or a tool call). answer: text or a tool
     call. done: the end marker. ends: it says more than text (how the reply ends, usage, an error).
+    text: what it adds to the answer's text.
     """
 
     content: bool = False
@@ -64,6 +77,7 @@ class Event:
     usage: Usage | None = None
     error: str | None = None
     done: bool = False
+    text: str = ""
     ends: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -140,7 +154,15 @@ def read_event(data: bytes) -> Event:
         answer=answer,
         finish_reason=reason if isinstance(reason, str) else None,
         usage=usage,
+        text=_text(choice),
     )
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """The piece of the answer's text in a choice: what the next turn of a talk must carry."""
+    delta = choice.get("delta")
+    text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+    return text if isinstance(text, str) else ""
 
 
 def _content(choice: dict[str, Any]) -> tuple[bool, bool]:

@@ -36,7 +36,8 @@ class Reply:
     """Collects what one reply brings. Stamps are monotonic ns.
 
     `shared[i]` is 1 for a content chunk out of the same read as the one before it. `read_timed`
-    counts chunks with the time of the read.
+    counts chunks with the time of the read. keep_text: every event is parsed and its text kept,
+    which costs more and is for conversations only.
     """
 
     # What a reply begins with stands in the class: one is made for every request, and most of
@@ -60,10 +61,19 @@ class Reply:
     _prefix: bytes | None = None
     _suffix = _ending = _joint = _id = b""
 
-    def __init__(self) -> None:
+    _pieces: list[str] | None = None
+
+    def __init__(self, *, keep_text: bool = False) -> None:
+        if keep_text:
+            self._pieces = []
         self.stamps = array("q")
         self.shared = bytearray()
         self._splitter = SseSplitter()
+
+    @property
+    def text(self) -> str | None:
+        """The answer's text so far; None when it is not kept."""
+        return None if self._pieces is None else "".join(self._pieces)
 
     def head(self, status: int, content_type: str) -> None:
         """Take the reply's head."""
@@ -158,7 +168,9 @@ class Reply:
             self._parsed += 1
             if self.first_answer_ns is None:
                 self.first_answer_ns = stamp_ns
-            if self._prefix is None and self._parsed > 1:
+            if self._pieces is not None:
+                self._pieces.append(event.text)
+            elif self._prefix is None and self._parsed > 1:
                 self._learn(event, block)
         if event.ends:
             self._note_end(event)

@@ -9,7 +9,8 @@ from ridgeline.domain.records import RequestRecord
 from ridgeline.domain.secrets import MASK
 from ridgeline.load.http import Connection
 from ridgeline.load.reply import Reply
-from ridgeline.workload.schedule import PlannedRequest
+from ridgeline.load.traffic import Launch
+from ridgeline.workload.schedule import Heard
 
 LONGEST_DETAIL = 500
 DONE_WAIT_NS = 1_000_000_000  # how long the stream may stay open after its end marker
@@ -38,20 +39,32 @@ class InFlight:
         *,
         index: int,
         target: int,
-        user: int | None,
-        planned: PlannedRequest,
-        intended_ns: int,
+        launch: Launch,
         parts: list[bytes],
         ended: Callable[["InFlight", Connection | None], None],
         again: Callable[["InFlight"], None],
         arrived: Callable[[int], None],
     ) -> None:
-        self.index, self.user, self.planned = index, user, planned
+        self.index, self.launch = index, launch
         self.target = target  # index of its site
-        self.intended_ns = intended_ns
         self.parts = parts
-        self.reply = Reply()
+        self.reply = Reply(keep_text=launch.planned.session is not None)
         self._ended, self._again, self._arrived = ended, again, arrived
+
+    @property
+    def ready_ns(self) -> int:
+        """When it might be sent: as intended, or when it got its slot under a cap."""
+        launch = self.launch
+        return launch.intended_ns if launch.ready_ns is None else launch.ready_ns
+
+    def heard(self) -> Heard | None:
+        """What the next turn of its session has to know; None when it failed."""
+        if self.failure is not None:
+            return None
+        usage = self.reply.usage
+        prompt = usage.prompt_tokens if usage else None
+        output = usage.completion_tokens if usage else len(self.reply.stamps)
+        return Heard(self.reply.text, prompt, output)
 
     # -- http.Exchange
 
@@ -118,10 +131,13 @@ class InFlight:
         chunks = len(self.reply.stamps)
         self.give_up(now_ns, failure, f"after {limit_ns / 1e9:g} s and {chunks} chunks")
 
-    def record(self, zero_ns: int, *, several: bool, hide: str | None) -> RequestRecord:
+    def record(
+        self, zero_ns: int, *, several: bool, hide: str | None, name: str | None = None
+    ) -> RequestRecord:
         """The record, with times from the run's zero.
 
-        several: there is more than one site. `hide` is a secret to keep out of texts.
+        several: there is more than one site. `hide` is a secret to keep out of texts. `name`: of
+        its class of traffic.
         """
         reply, usage = self.reply, self.reply.usage
         stamps = reply.stamps
@@ -132,16 +148,18 @@ class InFlight:
         def since(ns: int | None) -> int | None:
             return None if ns is None else ns - zero_ns
 
+        launch, planned = self.launch, self.launch.planned
+        capped = launch.ready_ns is not None
         return RequestRecord(
             index=self.index,
-            user=self.user,
-            intended_ns=self.intended_ns - zero_ns,
+            user=launch.user,
+            intended_ns=launch.intended_ns - zero_ns,
             sent_ns=since(self.sent_ns),
             first_ns=stamps[0] - zero_ns if stamps else None,
             last_ns=stamps[-1] - zero_ns if stamps else None,
             end_ns=since(self.end_ns),
-            planned_prompt_tokens=self.planned.prompt_tokens,
-            planned_output_tokens=self.planned.output_tokens,
+            planned_prompt_tokens=planned.prompt_tokens,
+            planned_output_tokens=planned.output_tokens,
             prompt_tokens=usage.prompt_tokens if usage else None,
             output_tokens=usage.completion_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
@@ -154,6 +172,10 @@ class InFlight:
             target=self.target if several else None,
             retries=self.retries,
             read_timed=reply.read_timed,
+            traffic_class=name,
+            cap_wait_ns=self.ready_ns - launch.intended_ns if capped else None,
+            session=None if planned.session is None else launch.number,
+            turn=None if planned.session is None else planned.turn,
             chunk_ns=np.frombuffer(stamps, dtype=np.int64) - zero_ns,
             chunk_shared=np.frombuffer(reply.shared, dtype=np.bool_),
         )

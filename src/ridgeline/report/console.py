@@ -22,6 +22,7 @@ from ridgeline.report.model import (
     FindingLine,
     StudyReport,
 )
+from ridgeline.report.parts import PartTable, part_tables
 from ridgeline.report.sentence import Answer, answer
 from ridgeline.report.statistics import STATISTICS, statistics_lines
 from ridgeline.report.table import GROUPS, Cell, TableRow, error_texts, metric_words, table_rows
@@ -41,6 +42,7 @@ DEFINITIONS = (
 def study(report: StudyReport) -> RenderableType:
     """Badge, answer, table, findings and void runs of a study."""
     parts: list[RenderableType] = [_head(report), _sentence(answer(report)), _Experiments(report)]
+    parts += [part for table in part_tables(report) for part in _part_table(table)]
     if report.findings:
         parts.append(_findings(report.findings, report.findings_source))
     if comparisons_words(report):
@@ -59,7 +61,9 @@ def single_run(report: StudyReport) -> RenderableType:
     row = report.rows[0]
     if row.summary is not None:
         summary = row.summary
-        parts += [_latencies(summary), *_rates(row), *_errors(row), *_judgement(summary)]
+        parts += [_latencies(summary), *_rates(row), *_errors(row)]
+        parts += [part for table in part_tables(report) for part in _part_table(table)]
+        parts += _judgement(summary)
         if summary.warmup is not None:
             parts.append(Text(f"warm-up: {summary.warmup.reason}", style="dim"))
         parts += [*_client(summary), *(Text(f"note: {n}", style="dim") for n in summary.notes)]
@@ -175,6 +179,18 @@ def _findings(findings: tuple[FindingLine, ...], source: str | None) -> Renderab
         text.append(f"\n  ours: {one.ours}. {one.reason}", style="dim not bold")
         lines.append(text)
     return Padding(Group(*lines), (1, 0, 0, 0))
+
+
+def _part_table(found: PartTable) -> list[RenderableType]:
+    """The classes of requests, or the steps of the load."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    for i, head in enumerate(found.head):
+        last = i in (0, len(found.head) - 1)
+        table.add_column(head, justify="left" if last else "right", overflow="fold")
+    for row in found.rows:
+        table.add_row(*(Text(cell, style="red" if "✗" in cell else "") for cell in row))
+    title = Text(f"\n{found.title}", style="bold").append(f" {found.note}", style="dim not bold")
+    return [title, table]
 
 
 def _latencies(summary: Summary) -> Table:

@@ -5,7 +5,7 @@ import math
 
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.slo import Limit, parse_slo
-from ridgeline.domain.summary import Interval, Summary
+from ridgeline.domain.summary import Interval, SloResult, Summary
 from ridgeline.report import numbers
 from ridgeline.report.model import (
     COST,
@@ -161,17 +161,27 @@ def slo_lines(summary: Summary) -> list[tuple[str, bool | None]]:
     """Every limit in words with what was found, and whether it was met (None = not judged)."""
     lines: list[tuple[str, bool | None]] = []
     for result in summary.slo:
-        limit = limit_of(result.limit)
-        if limit is None:
-            lines.append((result.limit, result.met))
-            continue
-        found = "too little data"
-        if result.value is not None:
-            found = limit_figure(limit, result.value)
-        kind = "at least" if limit.key == "attainment" else "at most"
-        asked = limit_figure(limit, limit.value)
-        lines.append((f"{limit_words(limit)} {found}, {kind} {asked}", result.met))
+        words, met = slo_words(result)
+        lines.append((f"{_whose(result)}{words}", met))
     return lines
+
+
+def slo_words(result: SloResult) -> tuple[str, bool | None]:
+    """One limit in words with what was found, and whether it was met."""
+    limit = limit_of(result.limit)
+    if limit is None:
+        return result.limit, result.met
+    found = "too little data"
+    if result.value is not None:
+        found = limit_figure(limit, result.value)
+    kind = "at least" if limit.key == "attainment" else "at most"
+    asked = limit_figure(limit, limit.value)
+    return f"{limit_words(limit)} {found}, {kind} {asked}", result.met
+
+
+def _whose(result: SloResult) -> str:
+    """The class of requests that a limit is for, as the beginning of a line."""
+    return "" if result.traffic_class is None else f"{result.traffic_class}: "
 
 
 def missed(summary: Summary) -> list[str]:
@@ -186,7 +196,7 @@ def missed(summary: Summary) -> list[str]:
             continue
         value = math.nan if result.value is None else result.value
         texts.append(
-            f"{limit_words(limit)} {limit_figure(limit, value)}, "
+            f"{_whose(result)}{limit_words(limit)} {limit_figure(limit, value)}, "
             f"limit {limit_figure(limit, limit.value)}"
         )
     return texts
@@ -199,6 +209,8 @@ def worst_repeats(summary: Summary, *, open_loop: bool) -> list[str]:
         limit = limit_of(result.limit)
         if result.met is not False or result.value is None or limit is None:
             continue
+        if result.traffic_class is not None:
+            continue  # the table has no mean of a class beside which it could be missed
         if limit.key == "error_rate":
             mean = summary.requests.error_rate
         elif limit.statistic is None:

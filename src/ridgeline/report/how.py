@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.parts import load_text
 from ridgeline.domain.run import RunFacts
-from ridgeline.domain.workload import Arrivals, Lengths, Workload
+from ridgeline.domain.workload import Arrivals, Lengths, TrafficClass, Workload
 from ridgeline.experiment.results import StudyResult
 from ridgeline.report import numbers
 from ridgeline.store.run_directory import StoredRun
@@ -18,6 +19,8 @@ _ORDER_SHOWN = 8
 def load_words(workload: Workload) -> str:
     """The offered load: "400 users", "50 requests/s (Poisson)"."""
     arrivals = workload.arrivals
+    if arrivals.steps:
+        return f"{len(arrivals.steps)} steps: {', '.join(map(load_text, arrivals.steps))}"
     if arrivals.users is not None:
         noun = "user" if arrivals.users == 1 else "users"
         return f"{numbers.grouped(str(arrivals.users))} {noun}"
@@ -67,24 +70,44 @@ def _lengths(lengths: Lengths) -> str:
 
 
 def _workload(workload: Workload, endpoint: str) -> str:
-    prefix = workload.prompts.shared_prefix
-    text = f"{load_words(workload)}; prompts of {_lengths(workload.prompts.tokens)}"
+    talk = ""
+    if workload.sessions is not None:
+        turns = workload.sessions.turns
+        turn = f"{turns.low}" if turns.low == turns.high else f"{turns.low} to {turns.high}"
+        talk = f"; sessions of {turn} turns, each with the talk so far"
+    kinds = [_kind(kind, endpoint) for kind in workload.kinds]
+    return f"{load_words(workload)}{talk}; " + "; ".join(kinds)
+
+
+def _kind(kind: TrafficClass, endpoint: str) -> str:
+    """One class of requests, or all of them where there are no classes."""
+    prefix = kind.prompts.shared_prefix
+    text = f"{kind.name} ({numbers.share(kind.share)}): " if kind.name else ""
+    text += f"prompts of {_lengths(kind.prompts.tokens)}"
     if prefix is not None:
         text += f" behind a shared prefix of {prefix.tokens} tokens in {prefix.groups} group(s)"
     else:
         text += ", fresh in every run"
-    exact = ", end of sequence ignored" if workload.outputs.ignore_eos else ""
-    return f"{text}; output of {_lengths(workload.outputs.tokens)} asked for{exact}; {endpoint}"
+    exact = ", end of sequence ignored" if kind.outputs.ignore_eos else ""
+    first = "" if kind.priority is None else f", priority {kind.priority}"
+    asked = f"output of {_lengths(kind.outputs.tokens)} asked for{exact}{first}"
+    return f"{text}; {asked}; {endpoint}"
 
 
 def _arrivals(workload: Workload) -> str:
     arrivals = workload.arrivals
     if arrivals.closed_loop:
-        think = f" after {numbers.duration(arrivals.think_time_s)}" if arrivals.think_time_s else ""
+        mean = " on average (exponential)" if arrivals.think_time == "exponential" else ""
+        think = ""
+        if arrivals.think_time_s:
+            think = f" after {numbers.duration(arrivals.think_time_s)}{mean}"
         return f"closed loop: each user sends again{think} as soon as a reply has ended"
+    cap = ""
+    if arrivals.max_concurrency is not None:
+        cap = f", at most {arrivals.max_concurrency} at a time (the others wait for a slot)"
     return (
-        f"open loop, {_process(arrivals)}, drawn once before the run; TTFT limits are judged from "
-        "intent; a run whose requests left by another law is void"
+        f"open loop, {_process(arrivals)}{cap}, drawn once before the run; TTFT limits are judged"
+        " from intent; a run whose requests left by another law is void"
     )
 
 

@@ -14,6 +14,7 @@ from ridgeline.report.bars import difference_bar, marker, scale_of
 from ridgeline.report.charts import Chart, build_charts
 from ridgeline.report.figures import comparisons_words, ranking_metric, sorted_rows
 from ridgeline.report.model import COST, ExperimentRow, StudyReport
+from ridgeline.report.parts import part_tables
 from ridgeline.report.sentence import answer
 from ridgeline.report.statistics import STATISTICS, StatisticsLine, statistics_lines
 from ridgeline.report.style import styles
@@ -74,6 +75,7 @@ def _context(report: StudyReport) -> dict[str, Any]:
         "void_lines": void_lines(report),
         "comparisons": comparisons_words(report),
         "one_run": _one_run(report),
+        "part_tables": part_tables(report),
         "statistics": _statistics(report),
         "statistic_names": STATISTICS,
         "failed": [(row.name, error_texts(row)) for row in report.rows if error_texts(row)],

@@ -122,7 +122,7 @@ def _single(report: StudyReport, row: ExperimentRow) -> Answer:
 
 
 def _unjudged(summary: Summary) -> list[str]:
-    return [f"{r.limit}: too little data" for r in summary.slo if r.met is None]
+    return [f"{r.words}: too little data" for r in summary.slo if r.met is None]
 
 
 def _nothing_inside(report: StudyReport, ranked: list[ExperimentRow]) -> Answer:
@@ -294,7 +294,8 @@ def _gain(difference: Difference, path: str) -> str:
 def _allowed_errors(summary: Summary) -> float:
     for result in summary.slo:
         limit: Limit | None = limit_of(result.limit)
-        if limit is not None and limit.key == "error_rate":
+        whole = result.traffic_class is None
+        if whole and limit is not None and limit.key == "error_rate":
             return limit.value
     return 0.0
 

@@ -13,6 +13,8 @@ _LATENCIES = (
     ("ITL", "itl_s"),
     ("TPOT", "tpot_s"),
     ("E2E", "e2e_s"),
+    ("E2E from intent", "e2e_intent_s"),
+    ("wait for a slot", "cap_wait_s"),
     ("worst stall", "worst_stall_s"),
 )
 
@@ -34,7 +36,10 @@ def statistics_lines(summary: Summary) -> list[StatisticsLine]:
     for words, name in _LATENCIES:
         if name == "ttft_intent_s" and not intent_differs(summary):
             continue
-        values = _values(summary, name, getattr(summary, name))
+        found = getattr(summary, name)
+        if found is None:
+            continue
+        values = _values(summary, name, found)
         lines.append(StatisticsLine(words, values, _interval(summary, name)))
         worst = summary.failures_as_infinite.get(name)
         if summary.requests.failed and worst is not None:

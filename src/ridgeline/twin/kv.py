@@ -2,9 +2,10 @@
 
 Asking (`lookup`, `free`) never changes anything; doing (`claim`, `take`, `publish`, `release`)
 asserts that it was asked first. Blocks have no contents: a prompt is known as the shared prefix of
-its group and a part of its own, so a prefix hit is possible inside a group, and for a preempted
-request on its own blocks. Freed blocks keep their place in one queue (least recently freed first),
-as runs of neighbours, so that releasing a long request costs one entry.
+its group (or as a chain of pieces: a conversation's turns, a trace's blocks) and a part of its own,
+so a prefix hit is possible on what is shared, and for a preempted request on its own blocks. Freed
+blocks keep their place in one queue (least recently freed first), as runs of neighbours, so that
+releasing a long request costs one entry.
 """
 
 from collections import deque
@@ -65,8 +66,11 @@ class BlockPool:
         limit = (request.total - 1) // self.block_size
         shared = idle = 0
         if request.group is not None:
-            group, last = request.group, min(request.shared_tokens // self.block_size, limit)
-            while shared < last and (block := self._shared.get((group, shared))) is not None:
+            last, size = min(request.shared_tokens // self.block_size, limit), self.block_size
+            while shared < last:
+                block = self._shared.get(request.block_key(shared, size))
+                if block is None:
+                    break
                 idle += block.idle is not None
                 shared += 1
         own = 0
@@ -78,8 +82,7 @@ class BlockPool:
     def claim(self, request: Request, hits: Hits) -> None:
         """Let the request hold the blocks it hit."""
         for place in range(hits.shared):
-            assert request.group is not None
-            block = self._shared[request.group, place]
+            block = self._shared[request.block_key(place, self.block_size)]
             if block.idle is not None:
                 block.idle.count = 0
                 block.idle = None
@@ -126,7 +129,7 @@ class BlockPool:
             return
         full = min(request.computed, request.shared_tokens) // self.block_size
         while request.shared_held < full:
-            key = (request.group, request.shared_held)
+            key = request.block_key(request.shared_held, self.block_size)
             if key in self._shared:
                 request.duplicate = True
                 return
@@ -136,6 +139,8 @@ class BlockPool:
     def release(self, request: Request) -> None:
         """Give back everything that the request holds (`computed` tokens), tail first."""
         blocks = self.blocks_for(request.computed)
+        if request.chain is not None:  # the answer's blocks, which the next turn may begin with
+            self.publish(request)
         request.duplicate = False
         if not self.caching:
             self.free += blocks
@@ -151,11 +156,11 @@ class BlockPool:
             request.own_free = FreeRun(own)
             self._queue.append(request.own_free)
         for place in range(request.shared_held - 1, -1, -1):
-            assert request.group is not None
-            block = self._shared[request.group, place]
+            key = request.block_key(place, self.block_size)
+            block = self._shared[key]
             block.holders -= 1
             if not block.holders:
-                block.idle = FreeRun(1, (request.group, place))
+                block.idle = FreeRun(1, key)
                 self._queue.append(block.idle)
                 self.free += 1
         assert self.free <= self.capacity

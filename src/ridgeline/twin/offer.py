@@ -1,6 +1,8 @@
 """The client of a simulated run: users one request after another, or arrivals at given times."""
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from ridgeline.twin.fleet import Fleet
 from ridgeline.twin.replica import Replica
@@ -15,22 +17,25 @@ class Offer:
     With an automatic warm-up the window is opened by `open_window`, or at the warm-up's limit.
 
     `requests` are all that were sent, in sending order. A twin has no end-of-sequence token, so
-    an answer has exactly the planned length, with and without ignore_eos.
+    an answer has exactly the planned length, with and without ignore_eos. Of a session's past it
+    knows lengths, not texts; what a real server would find in its prefix cache it finds too.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         workload = schedule.workload
         self.schedule = schedule
         self.requests: list[Request] = []
+        self.plans: list[tuple[int, PlannedRequest]] = []  # of each, with its item's number
         self.done: list[Request] = []
         self.failed = 0  # of those that are done
         self.window_start = round(workload.warmup_s * 1e9)
         self.window_end = self.window_start + round(workload.duration_s * 1e9)
-        self._think = round(workload.arrivals.think_time_s * 1e9)
-        prefix = workload.prompts.shared_prefix
-        self._shared_tokens = prefix.tokens if prefix is not None else 0
         self._limit = workload.requests
         self._in_window = 0
+        self._cap = workload.arrivals.max_concurrency
+        self._busy = 0  # slots taken, where there is a cap
+        self._waiting: deque[tuple[_Item, int]] = deque()  # with the time they were meant for
+        self._items: dict[int, _Item] = {}  # by request number, of those that something follows
         self._fleet: Fleet | None = None
 
     @property
@@ -45,7 +50,7 @@ class Offer:
         if schedule.users is not None:
             assert schedule.user_start_ns is not None
             for user, start in enumerate(schedule.user_start_ns.tolist()):
-                fleet.at(start, self._send_of(user, 0))
+                fleet.at(start, self._user_begins(user, 0))
         else:
             assert schedule.intended_ns is not None
             if len(schedule.intended_ns):
@@ -59,31 +64,50 @@ class Offer:
     def stop(self, now: int) -> None:
         """Send nothing more; the window ends here."""
         self.window_end = min(self.window_end, max(now, self.window_start))
+        self._waiting.clear()
 
     def delivered(self, replica: Replica, decision: Decision, at_ns: int) -> None:
         """Nothing to note: records keep step numbers, and each step's delivery time is kept."""
 
     def finished(self, request: Request) -> None:
-        """A request ended; its user thinks and sends the next one."""
+        """A request ended; what its user or its session does next begins."""
         self.done.append(request)
         if request.failure is not None:
             self.failed += 1
-        if request.user is None:
-            return
-        assert self._fleet is not None
+        item = self._items.pop(request.number, None)
         assert request.last_ns is not None
-        again = request.last_ns + self._think
-        if again < self.window_end:
-            self._fleet.at(again, self._send_of(request.user, request.turn + 1))
+        if item is not None:
+            self._go_on(item, request.last_ns, failed=request.failure is not None)
+        if self._cap is not None:  # the client has it a little later than the engine lets it go
+            assert self._fleet is not None
+            self._fleet.at(request.last_ns, self._slot_is_free)
 
-    def _send_of(self, user: int, turn: int) -> Callable[[int], None]:
+    def _go_on(self, item: "_Item", ended: int, *, failed: bool) -> None:
+        """The next turn of the session, or the next item of the user, after the pause."""
+        assert self._fleet is not None
+        again: int | None = ended + item.planned.think_ns
+        if item.user is not None:
+            again = self.schedule.goes_on_ns(item.user, ended + item.planned.think_ns)
+        if again is None or again >= self.window_end:
+            return
+        identity = self.schedule.identity(item.number, item.planned.turn)
+        follows = None if failed else self.schedule.follow(item.planned, identity)
+        if follows is not None:
+            self._fleet.at(again, self._sender(replace(item, planned=follows)))
+        elif item.user is not None:
+            self._fleet.at(again, self._user_begins(item.user, item.turn + 1))
+
+    def _user_begins(self, user: int, turn: int) -> Callable[[int], None]:
+        assert self.schedule.users is not None
+        number = user + turn * self.schedule.users
+
         def send(now: int) -> None:
-            planned = self.schedule.closed(user, turn)
-            request = self._send(planned, now)
-            if request is not None:
-                request.user, request.turn = user, turn
+            self._send(_Item(number, self.schedule.begin(number), user, turn), now)
 
         return send
+
+    def _sender(self, item: "_Item") -> Callable[[int], None]:
+        return lambda now: self._offer(item, now)
 
     def _next_arrival(self, index: int) -> None:
         times = self.schedule.intended_ns
@@ -91,30 +115,93 @@ class Offer:
         assert self._fleet is not None
 
         def send(now: int) -> None:
-            self._send(self.schedule.planned(index), now)
+            self._offer(_Item(index, self.schedule.begin(index)), now)
             if index + 1 < len(times):
                 self._next_arrival(index + 1)
 
         self._fleet.at(int(times[index]), send)
 
-    def _send(self, planned: PlannedRequest, now: int) -> Request | None:
+    # -- the cap on requests in flight
+
+    def _offer(self, item: "_Item", now: int) -> None:
+        """Send it, or let it wait for a slot."""
+        if self._cap is None or self._busy < self._cap:
+            self._send(item, now)
+        elif now < self.window_end:
+            self._waiting.append((item, now))
+
+    def _slot_is_free(self, now: int) -> None:
+        self._busy -= 1
+        if self._waiting:
+            item, intended = self._waiting.popleft()
+            self._send(item, now, intended)
+
+    def _send(self, item: "_Item", now: int, intended: int | None = None) -> None:
         # Users of one step end at the same time: the limit may be reached with some still to send.
-        if now >= self.window_end or (self._limit is not None and self._in_window >= self._limit):
-            return None
+        if intended is None and now >= self.window_end:
+            return
+        if self._limit is not None and self._in_window >= self._limit:
+            return
         assert self._fleet is not None
-        request = Request(
-            len(self.requests),
-            planned.prompt_tokens,
-            planned.output_tokens,
-            group=planned.prefix_group,
-            shared_tokens=self._shared_tokens,
-            sent_ns=now,
-        )
-        request.row = planned.row
+        self._busy += 1
+        request = self._request(item.planned, item.number, now)
+        if self._cap is not None:
+            request.intended_ns = now if intended is None else intended
+            request.cap_wait_ns = now - request.intended_ns
+        request.row, request.user = item.planned.row, item.user
+        request.turn = item.turn
+        if item.user is not None or item.planned.session is not None:
+            self._items[request.number] = item
+        self.plans.append((item.number, item.planned))
         self.requests.append(request)
-        if now >= self.window_start:
+        if self.window_start <= now < self.window_end:
             self._in_window += 1
             if self._limit is not None and self._in_window >= self._limit:
                 self.window_end = now + 1
+                self._waiting.clear()
         self._fleet.submit(request, now)
-        return request
+
+    def _request(self, planned: PlannedRequest, number: int, now: int) -> Request:
+        kind = planned.traffic_class
+        priority = None if kind is None else self.schedule.workload.classes[kind].priority
+        return Request(
+            len(self.requests),
+            planned.prompt_tokens,
+            planned.output_tokens,
+            chain=_chain(planned, self.schedule.identity(number, planned.turn)),
+            sent_ns=now,
+            priority=priority or 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """What is sent: the number of its item in the schedule, and whose how manieth it is."""
+
+    number: int
+    planned: PlannedRequest
+    user: int | None = None
+    turn: int = 0
+
+
+def _chain(planned: PlannedRequest, identity: int) -> tuple[tuple[int, int], ...] | None:
+    """What others may share: the prefix, and in a session every turn with its reply.
+
+    Keys of prefixes are 0 or above; each request of a session has two below. The reply is part of
+    the chain because the next turn begins with it.
+    """
+    end, chain = 0, []
+    for segment in planned.prefix:
+        end += segment.tokens
+        chain.append((end, segment.key))
+    if planned.session is None:
+        return tuple(chain) or None
+    done = 0
+    for turn in planned.past:
+        done += turn.own_tokens
+        chain.append((done, -1 - 2 * turn.identity))
+        done += turn.output_tokens
+        chain.append((done, -2 - 2 * turn.identity))
+    chain.append((planned.prompt_tokens, -1 - 2 * identity))
+    chain.append((planned.prompt_tokens + planned.output_tokens, -2 - 2 * identity))
+    return tuple(chain)

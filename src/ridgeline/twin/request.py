@@ -21,6 +21,8 @@ class Request:
         "base_produced",
         "base_step",
         "cached",
+        "cap_wait_ns",
+        "chain",
         "computed",
         "decoding",
         "duplicate",
@@ -65,16 +67,22 @@ class Request:
         shared_tokens: int = 0,
         sent_ns: int = 0,
         priority: int = 0,
+        chain: tuple[tuple[int, int], ...] | None = None,
     ) -> None:
         """`shared_tokens` leading prompt tokens are the same for all requests of `group`.
 
-        A smaller `priority` comes first, where the engine's policy looks at it.
+        A smaller `priority` comes first, where the engine's policy looks at it. `chain`, in place
+        of both: pieces that others may have too, each (tokens up to its end, its key); a key stands
+        for its piece and all before it. Pieces beyond the prompt are those of the answer.
         """
         self.number = number
         self.prompt = prompt
         self.output = output
         self.group = group
         self.shared_tokens = min(shared_tokens, prompt) if group is not None else 0
+        self.chain = chain
+        if chain:
+            self.group, self.shared_tokens = chain[0][1], chain[-1][0]
         self.priority = priority
         self.row = number
         self.user: int | None = None
@@ -104,6 +112,7 @@ class Request:
         self.runs: list[tuple[int, int]] = []
         # time stamps, ns
         self.intended_ns = sent_ns
+        self.cap_wait_ns: int | None = None
         self.sent_ns = sent_ns
         self.arrived_ns: int | None = None
         self.queued_ns: int | None = None
@@ -117,6 +126,14 @@ class Request:
     def total(self) -> int:
         """Prompt and outputs so far: what a (resumed) request must have computed to go on."""
         return self.prompt + self.produced
+
+    def block_key(self, place: int, block_size: int) -> tuple[int, int]:
+        """What a shared block is known by: its place, and the piece that its last token is in."""
+        if self.chain is None:
+            assert self.group is not None
+            return self.group, place
+        last = (place + 1) * block_size
+        return next(key for end, key in self.chain if end >= last), place
 
     def close_run(self, end_step: int) -> None:
         """End the current run of token-giving steps before `end_step`."""

@@ -163,6 +163,7 @@ def _record(request: Request, **outcome: Any) -> RequestRecord:
         scheduled_ns=request.scheduled_ns,
         target=request.replica,
         preemptions=request.preemptions,
+        cap_wait_ns=request.cap_wait_ns,
         **outcome,
     )
 

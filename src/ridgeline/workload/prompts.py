@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ridgeline.domain.workload import Workload
-from ridgeline.workload.schedule import stream
+from ridgeline.workload.schedule import Segment, stream
 
 # 256 words: one byte of a number chooses one.
 WORDS = tuple(
@@ -101,10 +101,8 @@ class PromptMaker:
         self.fit = fit if fit is not None else TokenFit()
         self._salt = salt
         self._key = self._number(f"request:{salt}")
-        shared = workload.prompts.shared_prefix
-        self._prefix_words = round(shared.tokens / self.fit.tokens_per_word) if shared else 0
         self._prefixes: dict[int, bytes] = {}
-        longest = self.fit.words(workload.prompts.tokens.high)
+        longest = self.fit.words(max(kind.prompts.tokens.high for kind in workload.kinds))
         self._fill(stream(workload.seed, "prompt-words"), max(_MIN_FILLER, 2 * longest))
 
     @staticmethod
@@ -131,7 +129,7 @@ class PromptMaker:
             first = 0
         return b"".join(parts)
 
-    def encoded(self, identity: int, prompt_tokens: int, prefix_group: int | None) -> bytes:
+    def encoded(self, identity: int, prompt_tokens: int, prefix: Sequence[Segment] = ()) -> bytes:
         """The prompt as ASCII bytes that need no JSON escapes.
 
         identity: unique in the run. prompt_tokens: of the whole prompt, prefix and the server's
@@ -139,14 +137,25 @@ class PromptMaker:
         """
         words = self.fit.words(prompt_tokens)
         own = _mix((self._key + identity) & _MASK)
-        if prefix_group is None or not self._prefix_words:
-            return self._stretch(own, words)
-        prefix = self._prefixes.get(prefix_group)
-        if prefix is None:
-            number = self._number(f"prefix:{prefix_group}:{self._salt}")
-            prefix = self._prefixes[prefix_group] = self._stretch(number, self._prefix_words)
-        return prefix + b" " + self._stretch(own, max(1, words - self._prefix_words))
+        parts, used, tokens = [], 0, 0
+        for segment in prefix:
+            tokens += segment.tokens
+            wanted = round(tokens / self.fit.tokens_per_word) - used
+            if wanted > 0:
+                parts += [self._segment(segment.key, wanted), b" "]
+                used += wanted
+        parts.append(self._stretch(own, max(1, words - used)))
+        return b"".join(parts)
 
-    def text(self, identity: int, prompt_tokens: int, prefix_group: int | None = None) -> str:
+    def _segment(self, key: int, words: int) -> bytes:
+        """A shared piece of that many words; a shorter one is the beginning of a longer one."""
+        known = self._prefixes.get(key)
+        if known is not None and known.count(b" ") + 1 == words:
+            return known
+        made = self._stretch(self._number(f"prefix:{key}:{self._salt}"), words)
+        self._prefixes[key] = made
+        return made
+
+    def text(self, identity: int, prompt_tokens: int, prefix: Sequence[Segment] = ()) -> str:
         """The prompt as text; see `encoded`."""
-        return self.encoded(identity, prompt_tokens, prefix_group).decode("ascii")
+        return self.encoded(identity, prompt_tokens, prefix).decode("ascii")

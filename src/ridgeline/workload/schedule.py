@@ -4,21 +4,20 @@ A pair of runs with the same workload and seed shares arrivals and lengths exact
 of the prompts differs. The schedule does not depend on how many workers will send it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.domain.errors import BadInput, nearest
-from ridgeline.domain.workload import Arrivals, Lengths, Workload
-
-PROCESSES = ("poisson", "constant", "gamma")
-RAMP_S = 5.0  # the users of a closed loop start spread over at most this long
-MOST_ARRIVALS = 20_000_000  # more would need gigabytes for the schedule alone
-
-# Gamma gaps of shape b have a coefficient of variation of b ** -0.5: 10 at this end. Below it
-# nearly all gaps are zero and a rare one is longer than any window: no run shows the law.
-LEAST_BURSTINESS = 0.01
+from ridgeline.domain.errors import BadInput
+from ridgeline.domain.workload import Lengths, TrafficClass, Workload
+from ridgeline.workload.arrivals import (
+    Presence,
+    draw_arrivals,
+    draw_pauses,
+    draw_user_starts,
+    presence_of,
+)
 
 # Rows of lengths drawn for a closed loop, whose request count is not known beforehand. A run that
 # needs more starts again at the first row: lengths repeat then, prompts' text never does.
@@ -26,23 +25,82 @@ CLOSED_LOOP_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of prompt that others have too, after the same pieces: `key` names it in the run."""
+
+    key: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A past turn of a session: what identified its request, the tokens of its new part and reply.
+
+    `reply` is the text that the server gave, None where there is none (a twin).
+    """
+
+    identity: int
+    own_tokens: int
+    output_tokens: int
+    reply: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What came back for a turn. Counts are the server's, None where it tells none."""
+
+    reply: str | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request of the schedule. `row` is its place in the drawn lengths."""
+    """One request of the schedule. `row` is its place in the drawn lengths.
+
+    prefix: what the prompt begins with and shares with others, piece after piece. think_ns: how
+    long its user pauses after it. traffic_class: index into the workload's classes. session, turn,
+    past: of a conversation; `past_tokens` of the prompt are the talk so far.
+    """
 
     row: int
-    prompt_tokens: int  # all of the prompt, shared prefix included
+    prompt_tokens: int  # all of the prompt, shared prefix and past turns included
     output_tokens: int
-    prefix_group: int | None  # which shared prefix it begins with, None without sharing
+    prefix: tuple[Segment, ...] = ()
+    think_ns: int = 0
+    traffic_class: int | None = None
+    session: int | None = None
+    turn: int = 0
+    past: tuple[Turn, ...] = ()
+    past_tokens: int = 0
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens of the prompt that are new in this turn."""
+        return self.prompt_tokens - self.past_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRows:
+    """The rows of each session: `turns[s]` of them, from `first[s]` on. `most`: the longest."""
+
+    first: NDArray[np.int64]
+    turns: NDArray[np.int32]
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """The drawn traffic of one run.
 
-    Open loop: `intended_ns[i]` is when request i should start, ascending, from the run's zero,
-    over warm-up and window. Closed loop: `intended_ns` is None, `users` request one after another;
-    user u starts at `user_start_ns[u]`, and its k-th request (k from 0) is `closed(u, k)`.
-    `prompt_tokens`, `output_tokens` and `prefix_group` (-1: no group) are the drawn rows.
+    Open loop: `intended_ns[i]` is when item i should start, ascending, from the run's zero, over
+    warm-up and window. Closed loop: `intended_ns` is None, `users` have one item after another;
+    user u starts at `user_start_ns[u]`, and its k-th item (k from 0) is number u + k * users;
+    under a stepped load `presence` says when it may go on. An item is a request, or a session
+    where there are `sessions`: `begin` gives the first request of an item, `follow` the next one.
+    `prompt_tokens`, `output_tokens`, `prefix_group` (-1: no group), `class_of` (index into the
+    workload's classes) and `pause_ns` (None: all as the workload says) are the drawn rows, which
+    wrap around in a closed loop.
     """
 
     workload: Workload
@@ -52,22 +110,90 @@ class Schedule:
     intended_ns: NDArray[np.int64] | None = None
     users: int | None = None
     user_start_ns: NDArray[np.int64] | None = None
+    class_of: NDArray[np.int16] | None = None
+    pause_ns: NDArray[np.int64] | None = None
+    presence: Presence | None = None
+    sessions: SessionRows | None = None
 
     def planned(self, row: int) -> PlannedRequest:
-        """The request of a row (rows wrap around in a closed loop)."""
+        """The request of a row, as if it were no part of a session."""
         row %= len(self.prompt_tokens)
-        group = self.prefix_group.item(row)
+        group, kind = self.prefix_group.item(row), None
+        prompts = self.workload.prompts
+        if self.class_of is not None:
+            kind = self.class_of.item(row)
+            prompts = self.workload.classes[kind].prompts
         return PlannedRequest(
             row,
             self.prompt_tokens.item(row),
             self.output_tokens.item(row),
-            group if group >= 0 else None,
+            (Segment(group, prompts.shared_tokens),) if group >= 0 else (),
+            self._pause_ns(row),
+            kind,
         )
 
+    def _pause_ns(self, row: int) -> int:
+        if self.pause_ns is None:
+            return round(self.workload.arrivals.think_time_s * 1e9)
+        return int(self.pause_ns[row])
+
     def closed(self, user: int, turn: int) -> PlannedRequest:
-        """The turn-th request of a user. The same for every configuration that is compared."""
+        """The turn-th item of a user. The same for every configuration that is compared."""
         assert self.users is not None, "an open-loop schedule has no users"
-        return self.planned(user + turn * self.users)
+        return self.begin(user + turn * self.users)
+
+    def begin(self, number: int) -> PlannedRequest:
+        """The (first) request of an item."""
+        if self.sessions is None:
+            return self.planned(number)
+        session = number % len(self.sessions.first)
+        planned = self.planned(int(self.sessions.first[session]))
+        return replace(planned, session=session)
+
+    def identity(self, number: int, turn: int = 0) -> int:
+        """A number that no other request of the run has."""
+        return number if self.sessions is None else number * self.sessions.most + turn
+
+    def follow(
+        self,
+        planned: PlannedRequest,
+        identity: int,
+        heard: Heard = Heard(),
+    ) -> PlannedRequest | None:
+        """The next turn of a session, after what was heard; None when it is over.
+
+        Lengths of the past are the server's counts where it told them, else the planned ones.
+        """
+        if self.sessions is None or planned.session is None:
+            return None
+        if planned.turn + 1 >= int(self.sessions.turns[planned.session]):
+            return None
+        prompt, output = planned.prompt_tokens, planned.output_tokens
+        if heard.prompt_tokens is not None and heard.output_tokens is not None:
+            prompt, output = heard.prompt_tokens, heard.output_tokens
+        turn = Turn(identity, planned.own_tokens, output, heard.reply)
+        then = self.planned(planned.row + 1)
+        return replace(
+            then,
+            prompt_tokens=prompt + output + then.prompt_tokens,
+            prefix=planned.prefix,
+            session=planned.session,
+            turn=planned.turn + 1,
+            past=(*planned.past, turn),
+            past_tokens=prompt + output,
+        )
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a request can have, prompt and output."""
+        whole = self.prompt_tokens.astype(np.int64) + self.output_tokens
+        if self.sessions is None:
+            return int(whole.max())
+        return int(np.add.reduceat(whole, self.sessions.first).max())
+
+    def goes_on_ns(self, user: int, at_ns: int) -> int | None:
+        """When a user that is ready at `at_ns` may send; None: it is not there any more."""
+        return at_ns if self.presence is None else self.presence.next_ns(user, at_ns)
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
@@ -87,103 +213,132 @@ def draw_schedule(workload: Workload) -> Schedule:
     Raises BadInput when the arrivals are not one of users and rate, or name an unknown process.
     """
     arrivals, seed = workload.arrivals, workload.seed
-    if (arrivals.users is None) == (arrivals.rate_per_s is None):
+    given = (arrivals.users is not None, arrivals.rate_per_s is not None, bool(arrivals.steps))
+    if sum(given) != 1:
         raise BadInput("arrivals need either users or a rate", fix="give exactly one of them")
-    total_s = workload.warmup_s + workload.duration_s
-    if arrivals.users is None:
-        intended, starts = draw_arrivals(arrivals, total_s, stream(seed, "arrivals")), None
-        rows = max(1, len(intended))
+    intended = starts = None
+    if arrivals.closed_loop:
+        users = arrivals.peak_users
+        assert users is not None
+        starts = _user_starts(workload, users)
+        items = max(CLOSED_LOOP_ROWS, users)
     else:
-        intended = None
-        starts = draw_user_starts(arrivals.users, workload.warmup_s, stream(seed, "user-start"))
-        rows = max(CLOSED_LOOP_ROWS, arrivals.users)
-    prompts = draw_lengths(workload.prompts.tokens, rows, stream(seed, "prompt-lengths"))
-    shared = workload.prompts.shared_prefix
-    groups = np.full(rows, -1, dtype=np.int32)
-    if shared is not None:
-        prompts = prompts + np.int32(shared.tokens)
-        groups = stream(seed, "prefix-groups").integers(shared.groups, size=rows, dtype=np.int32)
+        total_s = workload.warmup_s + workload.duration_s
+        rng = stream(seed, "arrivals")
+        intended = draw_arrivals(arrivals, total_s, rng, workload.warmup_s)
+        items = max(1, len(intended))
+    sessions = _draw_sessions(workload, items)
+    prompts, outputs, groups, classes = _draw_rows(workload, items, sessions)
     return Schedule(
         workload=workload,
         prompt_tokens=prompts,
-        output_tokens=draw_lengths(workload.outputs.tokens, rows, stream(seed, "output-lengths")),
+        output_tokens=outputs,
         prefix_group=groups,
         intended_ns=intended,
-        users=arrivals.users,
+        users=arrivals.peak_users,
         user_start_ns=starts,
+        class_of=classes,
+        pause_ns=_draw_pauses(workload, len(prompts), sessions),
+        presence=presence_of(arrivals.steps, workload.warmup_s)
+        if arrivals.closed_loop and arrivals.steps
+        else None,
+        sessions=sessions,
     )
 
 
-def draw_arrivals(
-    arrivals: Arrivals, total_s: float, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Start times (ns, ascending) of an open loop in [0, total_s): one continuous renewal process.
+def _user_starts(workload: Workload, users: int) -> NDArray[np.int64]:
+    """When each user begins; those of later steps of the load begin with their step."""
+    arrivals, rng = workload.arrivals, stream(workload.seed, "user-start")
+    if not arrivals.steps:
+        return draw_user_starts(users, workload.warmup_s, rng, arrivals.ramp_s)
+    first = arrivals.steps[0].users or 0
+    starts = np.zeros(users, dtype=np.int64)
+    starts[:first] = draw_user_starts(first, workload.warmup_s, rng, arrivals.ramp_s)
+    presence = presence_of(arrivals.steps, workload.warmup_s)
+    for user in range(first, users):
+        at_ns = presence.next_ns(user, 0)
+        assert at_ns is not None
+        starts[user] = at_ns
+    return starts
 
-    constant: every 1/rate from 0 on. poisson and gamma: gaps with mean 1/rate and coefficient of
-    variation 1 or burstiness ** -0.5, the first gap counted from 0. The gaps come one after another
-    from one stream, so a longer run begins with the same arrivals as a shorter one.
+
+def _draw_sessions(workload: Workload, items: int) -> SessionRows | None:
+    """How many turns each session has, and where its rows are."""
+    if workload.sessions is None:
+        return None
+    rng = stream(workload.seed, "session-turns")
+    turns = draw_lengths(workload.sessions.turns, items, rng)
+    if workload.arrivals.closed_loop:  # enough rows, not enough sessions
+        last = int(np.searchsorted(np.cumsum(turns), items)) + 1
+        turns = turns[: max(last, workload.arrivals.peak_users or 1)]
+    first = np.cumsum(turns, dtype=np.int64) - turns
+    return SessionRows(first, turns, int(turns.max()))
+
+
+def _draw_pauses(
+    workload: Workload, rows: int, sessions: SessionRows | None
+) -> NDArray[np.int64] | None:
+    """The pause after each row: between the turns of a session, and after its last one."""
+    arrivals, talk = workload.arrivals, workload.sessions
+    rng = stream(workload.seed, "think-time")
+    pauses = draw_pauses(arrivals.think_time_s, arrivals.think_time, rows, rng)
+    if sessions is None or talk is None:
+        return pauses
+    rng = stream(workload.seed, "turn-think-time")
+    between = draw_pauses(talk.think_time_s, talk.think_time, rows, rng)
+    found = np.full(rows, round(talk.think_time_s * 1e9)) if between is None else between
+    last = sessions.first + sessions.turns - 1
+    found[last] = round(arrivals.think_time_s * 1e9) if pauses is None else pauses[last]
+    return found
+
+
+_Rows = NDArray[np.int32]
+
+
+def _draw_rows(
+    workload: Workload, items: int, sessions: SessionRows | None
+) -> tuple[_Rows, _Rows, _Rows, NDArray[np.int16] | None]:
+    """Prompt lengths, output lengths, prefix groups and classes of so many requests.
+
+    Every class has its own streams, so a change in one moves nothing in the others. All turns of a
+    session are of one class, and only the first one has the shared prefix in its own part.
     """
-    rate = arrivals.rate_per_s
-    if rate is None or not rate > 0:
-        raise BadInput(f"the arrival rate must be above 0 per second, not {rate}")
-    expected = rate * total_s
-    if expected > MOST_ARRIVALS:
-        raise BadInput(
-            f"{rate:g} requests/s for {total_s:g} s are {expected:.3g} arrivals",
-            fix=f"ask for at most {MOST_ARRIVALS:,}",
-        )
-    if arrivals.process == "constant":
-        at_s = np.arange(int(expected) + 2) / rate
-    else:
-        at_s = _renewals(arrivals, rate, total_s, rng)
-    at_ns = np.rint(at_s[at_s <= total_s] * 1e9).astype(np.int64)
-    return at_ns[at_ns < round(total_s * 1e9)]
+    seed, classes = workload.seed, None
+    rows = items if sessions is None else int(sessions.turns.sum())
+    prompts, outputs = np.zeros(rows, dtype=np.int32), np.zeros(rows, dtype=np.int32)
+    groups, used = np.full(rows, -1, dtype=np.int32), 0
+    if workload.classes:
+        bounds = np.cumsum([kind.share for kind in workload.classes])
+        drawn = stream(seed, "classes").random(items) * bounds[-1]
+        classes = np.searchsorted(bounds, drawn, side="right").astype(np.int16)
+        if sessions is not None:
+            classes = np.repeat(classes[: len(sessions.turns)], sessions.turns)
+    for number, kind in enumerate(workload.kinds):
+        mine: slice | NDArray[np.bool_] = slice(None)
+        if classes is not None:
+            mine = classes == number
+        one = _draw_kind(kind, rows, seed)
+        prompts[mine], outputs[mine] = one[0][mine], one[1][mine]
+        if kind.prompts.shared_prefix is not None:
+            groups[mine] = one[2][mine] + used
+            used += kind.prompts.shared_prefix.groups
+            begins = np.ones(rows, dtype=np.bool_)
+            if sessions is not None:
+                begins[:] = False
+                begins[sessions.first] = True
+            begins &= groups >= 0 if classes is None else classes == number
+            prompts[begins] += np.int32(kind.prompts.shared_prefix.tokens)
+    return prompts, outputs, groups, classes
 
 
-def _renewals(
-    arrivals: Arrivals, rate: float, total_s: float, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """Arrival times that reach at least to total_s, in seconds."""
-    expected = int(rate * total_s)
-    at_s = np.cumsum(_gaps(arrivals, rate, expected, rng))
-    while at_s[-1] < total_s:
-        if len(at_s) > 2 * MOST_ARRIVALS:
-            raise BadInput(
-                f"more than {len(at_s):,} arrivals were drawn and {total_s:g} s are not filled"
-            )
-        more = _gaps(arrivals, rate, expected, rng)
-        at_s = np.concatenate([at_s, at_s[-1] + np.cumsum(more)])
-    return at_s
-
-
-def _gaps(
-    arrivals: Arrivals, rate: float, expected: int, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """Gaps in seconds, a little more of them than a run is expected to need."""
-    n = expected + 4 * int(expected**0.5) + 16
-    if arrivals.process == "poisson":
-        return rng.exponential(1.0 / rate, n)
-    if arrivals.process == "gamma":
-        shape = arrivals.burstiness
-        if not shape >= LEAST_BURSTINESS:
-            raise BadInput(
-                f"burstiness must be at least {LEAST_BURSTINESS:g}, not {shape:g}: below it nearly"
-                " all requests come at once and hardly a gap falls into the run"
-            )
-        return rng.gamma(shape, 1.0 / (rate * shape), n)
-    raise BadInput(
-        f"unknown arrival process {arrivals.process!r}{nearest(arrivals.process, PROCESSES)}",
-        fix=f"use one of {', '.join(PROCESSES)}",
-    )
-
-
-def draw_user_starts(users: int, warmup_s: float, rng: np.random.Generator) -> NDArray[np.int64]:
-    """When each user of a closed loop sends its first request (ns, ascending).
-
-    The users are spread over the first RAMP_S seconds, or half the warm-up when that is shorter:
-    each at a random moment of its own equal slice. All at once would put them in step, and users
-    in step stay in step for a long time.
-    """
-    ramp_s = min(RAMP_S, warmup_s / 2)
-    slices = np.arange(users) + rng.random(users)
-    return np.rint(slices / users * ramp_s * 1e9).astype(np.int64)
+def _draw_kind(kind: TrafficClass, rows: int, seed: int) -> tuple[_Rows, _Rows, _Rows]:
+    """Rows of one class of requests, as if there were no other."""
+    name = f":{kind.name}" if kind.name else ""
+    shared = kind.prompts.shared_prefix
+    prompts = draw_lengths(kind.prompts.tokens, rows, stream(seed, f"prompt-lengths{name}"))
+    groups = np.full(rows, -1, dtype=np.int32)
+    if shared is not None:
+        rng = stream(seed, f"prefix-groups{name}")
+        groups = rng.integers(shared.groups, size=rows, dtype=np.int32)
+    outputs = draw_lengths(kind.outputs.tokens, rows, stream(seed, f"output-lengths{name}"))
+    return prompts, outputs, groups

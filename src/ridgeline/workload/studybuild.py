@@ -10,16 +10,7 @@ from pydantic import BaseModel, ValidationError
 from ridgeline.domain.errors import BadInput, nearest
 from ridgeline.domain.hardware import gpu as known_gpu
 from ridgeline.domain.knobs import Calibration, Configuration, Knobs, Launch
-from ridgeline.domain.slo import Slo, slo_from_mapping
-from ridgeline.domain.workload import (
-    WARMUP_LIMIT_S,
-    Arrivals,
-    Lengths,
-    Outputs,
-    Prompts,
-    SharedPrefix,
-    Workload,
-)
+from ridgeline.domain.slo import Slo
 from ridgeline.workload.calibrationfile import read_calibration
 from ridgeline.workload.gpufile import GPU_FILES, read_gpu
 from ridgeline.workload.study import (
@@ -31,23 +22,21 @@ from ridgeline.workload.study import (
 )
 from ridgeline.workload.studyfile import Path_, Source, difference_text, explain
 from ridgeline.workload.studymodel import (
-    ArrivalsPart,
     ExperimentPart,
     FindingPart,
     HardwarePart,
     LaunchPart,
-    LengthsPart,
-    OutputPart,
     RatioPart,
     StudyPart,
     WorkloadPart,
 )
+from ridgeline.workload.workloadbuild import build_slo, build_workload, limits_requests
 
 P = TypeVar("P", bound=BaseModel)
 
 # Parts that hold one choice: an experiment that gives one replaces it and merges nothing.
 ROUND_ROBIN = "round-robin"
-WHOLE = ("arrivals", "tokens", "output_tokens")
+WHOLE = ("arrivals", "tokens", "output_tokens", "sessions")
 
 
 def build_study(source: Source, text: str, folder: Path) -> Study:
@@ -58,13 +47,13 @@ def build_study(source: Source, text: str, folder: Path) -> Study:
         part.baseline_name,
         "baseline",
         _base_configuration(source, part, folder),
-        _workload(source, part.workload, ("workload",)),
+        build_workload(source, part.workload, ("workload",)),
         _lines(source, ("baseline",)),
     )
     if not part.experiments and part.findings:
         raise source.error(("findings",), "findings compare experiments, and there are none")
     specs = (base, *(_experiment(source, base, i, part, folder) for i in range(len(names) - 1)))
-    slo = _slo(source, part.slo)
+    slo = build_slo(source, part.slo, ("slo",))
     findings = tuple(_finding(source, i, f, names) for i, f in enumerate(part.findings))
     for i, finding in enumerate(findings):
         _check_judgeable(source, i, finding, {s.name: s for s in specs}, slo)
@@ -289,7 +278,7 @@ def _experiment(
         merged = _merge(source.body["workload"], part.workload)
         here: Path_ = (*path, "workload")
         checked = _checked(WorkloadPart, merged, source, ("workload",), here)
-        workload = _workload(source, checked, here)
+        workload = build_workload(source, checked, here)
     change = ", ".join(
         filter(
             None,
@@ -325,96 +314,6 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
-    prompts, outputs = Prompts(), Outputs()
-    if part.prompts is not None:
-        shared = part.prompts.shared_prefix
-        prompts = Prompts(
-            _lengths(source, part.prompts.tokens, (*path, "prompts", "tokens"), prompts.tokens),
-            None if shared is None else SharedPrefix(shared.tokens, shared.groups),
-        )
-    output: OutputPart | None = part.output_tokens
-    if output is not None:
-        lengths = _lengths(source, output, (*path, "output_tokens"), outputs.tokens)
-        outputs = Outputs(lengths, output.ignore_eos)
-    return Workload(
-        arrivals=_arrivals(source, part.arrivals, (*path, "arrivals")),
-        prompts=prompts,
-        outputs=outputs,
-        duration_s=part.duration_s,
-        warmup_s=_warmup_s(source, part, path),
-        warmup_auto=part.warmup_s is None,
-        requests=part.requests,
-        seed=part.seed,
-    )
-
-
-def _warmup_s(source: Source, part: WorkloadPart, path: Path_) -> float:
-    """The warm-up, or the most that an automatic one may take."""
-    if part.warmup_s is None:
-        return WARMUP_LIMIT_S if part.warmup_limit_s is None else part.warmup_limit_s
-    if part.warmup_limit_s is not None:
-        raise source.error((*path, "warmup_limit_s"), "warmup_limit_s belongs to warmup_s: auto")
-    return part.warmup_s
-
-
-def _arrivals(source: Source, part: ArrivalsPart, path: Path_) -> Arrivals:
-    if (part.users is None) == (part.rate_per_s is None):
-        raise source.error(path, "arrivals need either 'users' or 'rate_per_s'")
-    of_rates = {"process": part.process, "burstiness": part.burstiness}
-    if part.users is not None:
-        for key, value in of_rates.items():
-            if value is not None:
-                raise source.error((*path, key), f"{key} belongs to rate_per_s, not to users")
-        return Arrivals(users=part.users, think_time_s=part.think_time_s or 0.0)
-    if part.think_time_s is not None:
-        raise source.error((*path, "think_time_s"), "think_time_s belongs to users, not to a rate")
-    process = part.process or "poisson"
-    if part.burstiness is not None and process != "gamma":
-        raise source.error((*path, "burstiness"), "burstiness needs process: gamma")
-    return Arrivals(rate_per_s=part.rate_per_s, process=process, burstiness=part.burstiness or 1.0)
-
-
-def _lengths(source: Source, part: LengthsPart | None, path: Path_, default: Lengths) -> Lengths:
-    """mean with spread, or min to max (max alone: always that long)."""
-    if part is None:
-        return default
-    by_range = part.min is not None or part.max is not None
-    by_mean = part.mean is not None or part.spread is not None
-    if by_range and by_mean:
-        raise source.error(path, "give a length by mean and spread or by min and max, not by both")
-    if by_range:
-        if part.max is None:
-            raise source.error(path, "min needs max", "add max")
-        low = part.max if part.min is None else part.min
-        if low > part.max:
-            raise source.error(path, f"min ({low}) is above max ({part.max})")
-        return Lengths((low + part.max) / 2, (part.max - low) / (part.max + low))
-    if part.mean is None:
-        if not by_mean:
-            return default
-        raise source.error(path, "spread needs mean", "add mean")
-    return Lengths(part.mean, part.spread or 0.0)
-
-
-def _slo(source: Source, part: BaseModel | None) -> Slo:
-    if part is None:
-        return Slo()
-    slo = slo_from_mapping({k: v for k, v in part.model_dump().items() if v is not None})
-    if slo.get("attainment") is not None and not _limits_requests(slo):
-        raise source.error(
-            ("slo", "attainment"),
-            "attainment is the share of the requests inside the latency limits, and there are none",
-            "add one, for example ttft_p95_ms",
-        )
-    return slo
-
-
-def _limits_requests(slo: Slo) -> bool:
-    """Whether a single request can be inside or outside."""
-    return any(limit.statistic is not None for limit in slo.limits)
-
-
 def _check_judgeable(
     source: Source, index: int, finding: Finding, specs: Mapping[str, ExperimentSpec], slo: Slo
 ) -> None:
@@ -426,7 +325,7 @@ def _check_judgeable(
                 if not specs[name].configuration.price_per_gpu_hour:
                     what = f"{statement.metric} needs a price, and {name} has none"
                     raise source.error(path, what, "add hardware.price_per_gpu_hour")
-        if statement.metric.startswith("goodput.") and not _limits_requests(slo):
+        if statement.metric.startswith("goodput.") and not limits_requests(slo):
             what = f"{statement.metric} counts requests inside the latency limits; there are none"
             raise source.error(path, what, "add one to slo, for example ttft_p95_ms")
 

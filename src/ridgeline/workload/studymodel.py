@@ -22,7 +22,7 @@ from pydantic import (
 from ridgeline.domain.knobs import Knobs
 from ridgeline.domain.routing import ROUTINGS
 from ridgeline.domain.slo import LATENCY_KEYS, SHARE_KEYS
-from ridgeline.workload.schedule import LEAST_BURSTINESS
+from ridgeline.workload.arrivals import LEAST_BURSTINESS
 from ridgeline.workload.study import ENGINES, EQUAL_WITHIN, METRICS
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -58,13 +58,29 @@ def _or_number(key: str) -> Callable[[object], object]:
     return widen
 
 
+_LAW = "constant: always that long; exponential: that long on average"
+
+
+class LoadStepPart(Part):
+    """One step of a stepped load: users or rate_per_s, and for how long."""
+
+    users: int | None = _amount("users", "closed loop", default=None, ge=1, le=100_000)
+    rate_per_s: float | None = _amount("requests per second", "open loop",
+                                       default=None, ge=LEAST_RATE, le=MOST_REQUESTS)  # fmt: skip
+    for_s: float = _amount("seconds", "length of the step", gt=0, le=DAY_S)
+
+
 class ArrivalsPart(Part):
-    """When requests start: a number of users, or a rate."""
+    """When requests start: a number of users, a rate, or steps of either."""
 
     users: int | None = _amount("users", "closed loop: each sends one request after another",
                                 default=None, ge=1, le=100_000)  # fmt: skip
     think_time_s: float | None = _amount("seconds", "a user's pause before the next request",
                                          default=None, ge=0, le=DAY_S)  # fmt: skip
+    think_time: Literal["constant", "exponential"] | None = Field(default=None, description=_LAW)
+    ramp_s: float | None = _amount("seconds", "over how long the users begin; 5, at most half of"
+                                   " the warm-up, unless given",
+                                   default=None, ge=0, le=DAY_S)  # fmt: skip
     rate_per_s: float | None = _amount("requests per second", "open loop",
                                        default=None, ge=LEAST_RATE, le=MOST_REQUESTS)  # fmt: skip
     process: Literal["poisson", "constant", "gamma"] | None = Field(
@@ -72,6 +88,14 @@ class ArrivalsPart(Part):
     )
     burstiness: float | None = _amount("gamma shape", "1 is Poisson, smaller is burstier",
                                        default=None, ge=LEAST_BURSTINESS, le=1000)  # fmt: skip
+    max_concurrency: int | None = _amount(
+        "requests", "an open loop has at most so many on their way; the others wait, and the wait"
+        " counts in every figure from intent", default=None, ge=1, le=MOST_REQUESTS,
+    )  # fmt: skip
+    steps: list[LoadStepPart] | None = Field(
+        default=None, min_length=1, max_length=1000,
+        description="loads one after another, all users or all rates; each has its own figures",
+    )  # fmt: skip
 
 
 class LengthsPart(Part):
@@ -129,13 +153,56 @@ class PromptsPart(Part):
     shared_prefix: SharedPrefixPart | None = None
 
 
+def _slo_fields() -> dict[str, Any]:
+    latency = _amount("ms", "upper limit", default=None, ge=0, le=MOST_MS)
+    share = _amount("share", "limit", default=None, ge=0, le=1)
+    return {
+        **dict.fromkeys(LATENCY_KEYS, (float | None, latency)),
+        **dict.fromkeys(SHARE_KEYS, (float | None, share)),
+    }
+
+
+SloPart = create_model(
+    "SloPart", __base__=Part, __doc__="Limits: latencies in ms, shares between 0 and 1.",
+    **_slo_fields(),
+)  # fmt: skip
+
+
+class ClassPart(Part):
+    """One kind of requests among others; what it does not say is the workload's."""
+
+    share: float = _amount("share of the requests", "the shares of all classes make 1", gt=0, le=1)
+    prompts: PromptsPart | None = None
+    output_tokens: _widened(OutputPart, "max") | None = None  # type: ignore[valid-type]
+    slo: SloPart | None = Field(default=None, description="limits for this class alone")  # type: ignore[valid-type]
+    priority: int | None = _amount("smaller is earlier", "sent with each request; engines look at"
+                                   " it with scheduling_policy: priority",
+                                   default=None, ge=-1_000_000, le=1_000_000)  # fmt: skip
+
+
+class SessionsPart(Part):
+    """Conversations: each turn carries the talk so far, the server's replies included."""
+
+    turns: _widened(LengthsPart, "mean")  # type: ignore[valid-type]
+    think_time_s: float = _amount("seconds", "pause between a reply and the next turn",
+                                  default=0.0, ge=0, le=DAY_S)  # fmt: skip
+    think_time: Literal["constant", "exponential"] = Field("constant", description=_LAW)
+
+
 class WorkloadPart(Part):
     """The traffic that is offered."""
 
     arrivals: ArrivalsPart
     prompts: PromptsPart | None = None
     output_tokens: _widened(OutputPart, "max") | None = None  # type: ignore[valid-type]
-    duration_s: float = _amount("seconds", "length of the window", default=90.0, gt=0, le=DAY_S)
+    classes: dict[Annotated[str, Field(pattern=NAME)], ClassPart] | None = Field(
+        default=None, min_length=1, max_length=100,
+        description="kinds of requests by name, each with its own figures and limits",
+    )  # fmt: skip
+    sessions: SessionsPart | None = None
+    duration_s: float | None = _amount("seconds", "length of the window; 90 unless given; that of"
+                                       " all steps together for a stepped load",
+                                       default=None, gt=0, le=DAY_S)  # fmt: skip
     warmup_s: Annotated[float | None, _SECONDS_OR_AUTO, _SECONDS_OR_AUTO_SCHEMA] = _amount(
         "seconds", "same traffic before the window, not counted; auto: until the run is steady",
         default=10.0, ge=0, le=DAY_S,
@@ -221,21 +288,6 @@ _RANGES: dict[str, tuple[str | None, float | None, float | None]] = {
 KnobsPart = create_model(
     "KnobsPart", __base__=Part, __doc__="Engine options, by the engine's own names.",
     **_knob_fields(),
-)  # fmt: skip
-
-
-def _slo_fields() -> dict[str, Any]:
-    latency = _amount("ms", "upper limit", default=None, ge=0, le=MOST_MS)
-    share = _amount("share", "limit", default=None, ge=0, le=1)
-    return {
-        **dict.fromkeys(LATENCY_KEYS, (float | None, latency)),
-        **dict.fromkeys(SHARE_KEYS, (float | None, share)),
-    }
-
-
-SloPart = create_model(
-    "SloPart", __base__=Part, __doc__="Limits: latencies in ms, shares between 0 and 1.",
-    **_slo_fields(),
 )  # fmt: skip
 
 

@@ -1,0 +1,204 @@
+"""From the checked workload of a study file to the frozen `Workload`; checks between its keys."""
+
+import math
+
+from pydantic import BaseModel
+
+from ridgeline.domain.slo import Slo, slo_from_mapping
+from ridgeline.domain.workload import (
+    WARMUP_LIMIT_S,
+    Arrivals,
+    Lengths,
+    LoadStep,
+    Outputs,
+    Prompts,
+    Sessions,
+    SharedPrefix,
+    TrafficClass,
+    Workload,
+)
+from ridgeline.workload.studyfile import Path_, Source
+from ridgeline.workload.studymodel import (
+    ArrivalsPart,
+    ClassPart,
+    LengthsPart,
+    OutputPart,
+    PromptsPart,
+    SessionsPart,
+    WorkloadPart,
+)
+
+DEFAULT_DURATION_S = 90.0
+MOST_TURNS = 10_000
+SHARES_SLACK = 1e-6
+
+
+def build_workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
+    """The workload of a part that stands at `path`. Raises BadInput naming line and key."""
+    arrivals = _arrivals(source, part.arrivals, (*path, "arrivals"))
+    prompts = _prompts(source, part.prompts, (*path, "prompts"), Prompts())
+    outputs = _outputs(source, part.output_tokens, (*path, "output_tokens"), Outputs())
+    return Workload(
+        arrivals=arrivals,
+        prompts=prompts,
+        outputs=outputs,
+        duration_s=_duration(source, part, arrivals, path),
+        warmup_s=_warmup_s(source, part, path),
+        warmup_auto=part.warmup_s is None,
+        requests=part.requests,
+        seed=part.seed,
+        classes=_classes(source, part, path, prompts, outputs),
+        sessions=_sessions(source, part.sessions, (*path, "sessions")),
+    )
+
+
+def _duration(source: Source, part: WorkloadPart, arrivals: Arrivals, path: Path_) -> float:
+    if not arrivals.steps:
+        return part.duration_s or DEFAULT_DURATION_S
+    for key in ("duration_s", "requests"):
+        if getattr(part, key) is not None:
+            what = f"the steps of the load decide how long it lasts: {key} does not go with them"
+            raise source.error((*path, key), what, "leave it out")
+    return math.fsum(step.for_s for step in arrivals.steps)
+
+
+def _warmup_s(source: Source, part: WorkloadPart, path: Path_) -> float:
+    """The warm-up, or the most that an automatic one may take."""
+    if part.warmup_s is None:
+        if part.arrivals.steps is not None:
+            what = "warmup_s: auto does not go with steps: they begin at a fixed time"
+            raise source.error((*path, "warmup_s"), what)
+        return WARMUP_LIMIT_S if part.warmup_limit_s is None else part.warmup_limit_s
+    if part.warmup_limit_s is not None:
+        raise source.error((*path, "warmup_limit_s"), "warmup_limit_s belongs to warmup_s: auto")
+    return part.warmup_s
+
+
+def _prompts(source: Source, part: PromptsPart | None, path: Path_, default: Prompts) -> Prompts:
+    if part is None:
+        return default
+    shared = part.shared_prefix
+    return Prompts(
+        _lengths(source, part.tokens, (*path, "tokens"), default.tokens),
+        None if shared is None else SharedPrefix(shared.tokens, shared.groups),
+    )
+
+
+def _outputs(source: Source, part: OutputPart | None, path: Path_, default: Outputs) -> Outputs:
+    if part is None:
+        return default
+    return Outputs(_lengths(source, part, path, default.tokens), part.ignore_eos)
+
+
+def _classes(
+    source: Source, part: WorkloadPart, path: Path_, prompts: Prompts, outputs: Outputs
+) -> tuple[TrafficClass, ...]:
+    """The classes; what one does not say is the workload's own."""
+    parts: dict[str, ClassPart] = part.classes or {}
+    here = (*path, "classes")
+    total = math.fsum(one.share for one in parts.values())
+    if parts and abs(total - 1) > SHARES_SLACK:
+        raise source.error(here, f"the shares of the classes make {total:g}, not 1")
+    return tuple(
+        TrafficClass(
+            name,
+            one.share,
+            _prompts(source, one.prompts, (*here, name, "prompts"), prompts),
+            _outputs(source, one.output_tokens, (*here, name, "output_tokens"), outputs),
+            build_slo(source, one.slo, (*here, name, "slo")),
+            one.priority,
+        )
+        for name, one in parts.items()
+    )
+
+
+def _sessions(source: Source, part: SessionsPart | None, path: Path_) -> Sessions | None:
+    if part is None:
+        return None
+    turns = _lengths(source, part.turns, (*path, "turns"), Lengths(1))
+    if turns.high > MOST_TURNS:
+        what = f"a session has at most {MOST_TURNS:,} turns, not {turns.high:,}"
+        raise source.error((*path, "turns"), what)
+    return Sessions(turns, part.think_time_s, part.think_time)
+
+
+def _arrivals(source: Source, part: ArrivalsPart, path: Path_) -> Arrivals:
+    given = [part.users is not None, part.rate_per_s is not None, part.steps is not None]
+    if sum(given) != 1:
+        raise source.error(path, "arrivals need either 'users' or 'rate_per_s' or 'steps'")
+    steps = _steps(source, part, (*path, "steps"))
+    of_users = {"think_time_s": part.think_time_s, "think_time": part.think_time,
+                "ramp_s": part.ramp_s}  # fmt: skip
+    of_rates = {"process": part.process, "burstiness": part.burstiness,
+                "max_concurrency": part.max_concurrency}  # fmt: skip
+    closed = part.users is not None or bool(steps and steps[0].users is not None)
+    for key, value in (of_rates if closed else of_users).items():
+        if value is not None:
+            kinds = ("rate_per_s", "users") if closed else ("users", "a rate")
+            raise source.error((*path, key), f"{key} belongs to {kinds[0]}, not to {kinds[1]}")
+    process = part.process or "poisson"
+    if part.burstiness is not None and process != "gamma":
+        raise source.error((*path, "burstiness"), "burstiness needs process: gamma")
+    return Arrivals(
+        users=part.users,
+        think_time_s=part.think_time_s or 0.0,
+        rate_per_s=part.rate_per_s,
+        process=process,
+        burstiness=part.burstiness or 1.0,
+        think_time=part.think_time or "constant",
+        ramp_s=part.ramp_s,
+        steps=steps,
+        max_concurrency=part.max_concurrency,
+    )
+
+
+def _steps(source: Source, part: ArrivalsPart, path: Path_) -> tuple[LoadStep, ...]:
+    """The steps of a load, all of one kind."""
+    steps = part.steps or []
+    for i, step in enumerate(steps):
+        if (step.users is None) == (step.rate_per_s is None):
+            raise source.error((*path, i), "a step needs either 'users' or 'rate_per_s'")
+        if (step.users is None) != (steps[0].users is None):
+            raise source.error((*path, i), "steps are all of users or all of rates")
+    return tuple(LoadStep(s.for_s, s.users, s.rate_per_s) for s in steps)
+
+
+def _lengths(source: Source, part: LengthsPart | None, path: Path_, default: Lengths) -> Lengths:
+    """mean with spread, or min to max (max alone: always that long)."""
+    if part is None:
+        return default
+    by_range = part.min is not None or part.max is not None
+    by_mean = part.mean is not None or part.spread is not None
+    if by_range and by_mean:
+        raise source.error(path, "give a length by mean and spread or by min and max, not by both")
+    if by_range:
+        if part.max is None:
+            raise source.error(path, "min needs max", "add max")
+        low = part.max if part.min is None else part.min
+        if low > part.max:
+            raise source.error(path, f"min ({low}) is above max ({part.max})")
+        return Lengths((low + part.max) / 2, (part.max - low) / (part.max + low))
+    if part.mean is None:
+        if not by_mean:
+            return default
+        raise source.error(path, "spread needs mean", "add mean")
+    return Lengths(part.mean, part.spread or 0.0)
+
+
+def build_slo(source: Source, part: BaseModel | None, path: Path_) -> Slo:
+    """The limits of a part that stands at `path`."""
+    if part is None:
+        return Slo()
+    slo = slo_from_mapping({k: v for k, v in part.model_dump().items() if v is not None})
+    if slo.get("attainment") is not None and not limits_requests(slo):
+        raise source.error(
+            (*path, "attainment"),
+            "attainment is the share of the requests inside the latency limits, and there are none",
+            "add one, for example ttft_p95_ms",
+        )
+    return slo
+
+
+def limits_requests(slo: Slo) -> bool:
+    """Whether a single request can be inside or outside."""
+    return any(limit.statistic is not None for limit in slo.limits)

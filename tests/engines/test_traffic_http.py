@@ -1,0 +1,167 @@
+"""Sessions and classes on a real socket: what is in the bodies, what is in the records."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ridgeline.domain.records import MemorySink, RequestRecord
+from ridgeline.domain.run import SilentWatch
+from ridgeline.domain.workload import (
+    Arrivals,
+    Lengths,
+    Outputs,
+    Prompts,
+    Sessions,
+    SharedPrefix,
+    TrafficClass,
+    Workload,
+)
+from ridgeline.engines.base import DrivePlan
+from ridgeline.engines.endpoint import HttpEndpoint
+from ridgeline.workload.schedule import draw_schedule
+from support.mock_server import (
+    DONE,
+    MockServer,
+    Script,
+    Served,
+    chunk_value,
+    event,
+    finish,
+    models_page,
+    stream,
+    text,
+    usage,
+)
+
+TEMPLATE = 7  # tokens that the mock's chat template adds to each message
+ODD = ['say "', "\\yes", " é\n", "</s>"]
+
+
+class Talker:
+    """Answers the k-th request with words that name it, and counts words as tokens."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.asked: list[dict[str, object]] = []
+        self.replies: list[str] = []
+        self.fail_at = fail_at
+
+    def __call__(self, served: Served, number: int) -> Script:
+        body = served.json()
+        self.asked.append(body)
+        words = [*ODD, f"reply{number}"]
+        self.replies.append("".join(words))
+        if "messages" in body:
+            said = body["messages"]
+            prompt = sum(len(m["content"].split()) + TEMPLATE for m in said)
+            parts = [text(word) for word in words]
+        else:
+            prompt = len(body["prompt"].split())
+            parts = [event(chunk_value([{"index": 0, "text": w, "finish_reason": None}]))
+                     for w in words]  # fmt: skip
+        if number == self.fail_at:
+            return stream([(0, parts[0])], after="close")
+        end = finish("length") + usage(prompt, len(words)) + DONE
+        return stream([*((0, part) for part in parts), (0, end)])
+
+
+def talk(
+    endpoint: str, workload: Workload, talker: Talker | None = None
+) -> tuple[Talker, list[RequestRecord]]:
+    talker, sink = talker or Talker(), MemorySink()
+    with MockServer(talker, {"/v1/models": models_page("m", max_model_len=100_000)}) as mock:
+        plan = DrivePlan(draw_schedule(workload), "salt", endpoint)
+        facts = HttpEndpoint(mock.url).drive(plan, sink, SilentWatch())
+    extra = facts.extra_requests
+    talker.asked, talker.replies = talker.asked[extra:], talker.replies[extra:]
+    return talker, sorted(sink.requests, key=lambda r: r.index)
+
+
+def sessions(users: int = 1, requests: int = 6, **more: object) -> Workload:
+    return Workload(
+        Arrivals(users=users), Prompts(Lengths(60), SharedPrefix(30)), Outputs(Lengths(9)),
+        duration_s=60, warmup_s=0, requests=requests, sessions=Sessions(Lengths(3)), **more,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_the_next_turn_of_a_chat_carries_the_servers_own_reply() -> None:
+    talker, records = talk("chat", sessions())
+    assert [r.turn for r in records] == [0, 1, 2, 0, 1, 2]
+    assert [r.session for r in records] == [0, 0, 0, 1, 1, 1]
+    first, second, third = (body["messages"] for body in talker.asked[:3])
+    assert [m["role"] for m in third] == ["user", "assistant", "user", "assistant", "user"]
+    assert third[:3] == second  # the talk so far, word for word
+    assert second[0] == first[0]
+    assert [second[1]["content"], third[3]["content"]] == talker.replies[:2]
+    assert len({m["content"] for m in third}) == 5
+    fourth = talker.asked[3]["messages"]
+    assert len(fourth) == 1  # a new session begins anew, with the shared beginning
+    assert fourth[0]["content"] != first[0]["content"]
+    assert fourth[0]["content"].split()[:20] == first[0]["content"].split()[:20]
+    # planned lengths follow what the server counted: the past as it was, the new part by the fit;
+    # the template that the mock puts around each reply in the next prompt is in neither
+    for before, after in itertools.pairwise(records[:3]):
+        assert before.prompt_tokens is not None
+        assert before.output_tokens is not None
+        past = before.prompt_tokens + before.output_tokens
+        assert after.planned_prompt_tokens == past + 60
+        assert after.prompt_tokens == pytest.approx(after.planned_prompt_tokens, abs=TEMPLATE + 1)
+
+
+def test_the_next_turn_of_completions_carries_the_text_so_far() -> None:
+    talker, records = talk("completions", sessions())
+    prompts = [str(body["prompt"]) for body in talker.asked]
+    assert prompts[1].startswith(f"{prompts[0]} {talker.replies[0]} ")
+    assert prompts[2].startswith(f"{prompts[1]} {talker.replies[1]} ")
+    assert not prompts[3].startswith(prompts[0][:400])
+    assert all(r.failure is None for r in records)
+
+
+def test_a_failed_turn_ends_its_session_and_the_user_begins_another() -> None:
+    talker, records = talk("chat", sessions(requests=5), Talker(fail_at=3 + 1))
+    assert [(r.session, r.turn, r.failure) for r in records] == [
+        (0, 0, None), (0, 1, "no_finish"), (1, 0, None), (1, 1, None), (1, 2, None),
+    ]  # fmt: skip
+    assert [len(body["messages"]) for body in talker.asked] == [1, 3, 1, 3, 5]
+
+
+def test_sessions_at_a_rate_go_on_by_themselves() -> None:
+    workload = Workload(
+        Arrivals(rate_per_s=20, process="constant"), Prompts(Lengths(20)), Outputs(Lengths(9)),
+        duration_s=0.5, warmup_s=0, sessions=Sessions(Lengths(2), think_time_s=0.05),
+    )  # fmt: skip
+    _, records = talk("chat", workload)
+    by_session: dict[int | None, list[RequestRecord]] = {}
+    for record in records:
+        by_session.setdefault(record.session, []).append(record)
+    assert len(by_session) == 10
+    both = [pair for pair in by_session.values() if len(pair) == 2]
+    assert len(both) >= 5  # turns whose time came after the window are not begun
+    for one, two in both:
+        assert one.end_ns is not None
+        assert two.intended_ns == one.end_ns + 50_000_000
+        assert two.user is None
+
+
+def test_every_request_names_its_class_and_carries_its_priority() -> None:
+    classes = (
+        TrafficClass("chat", 0.7, Prompts(Lengths(30)), Outputs(Lengths(9)), priority=0),
+        TrafficClass("batch", 0.3, Prompts(Lengths(200)), Outputs(Lengths(40), ignore_eos=True),
+                     priority=5),
+    )  # fmt: skip
+    workload = Workload(Arrivals(users=4), duration_s=60, warmup_s=0, requests=80, classes=classes)
+    talker, records = talk("chat", workload)
+    names = [r.traffic_class for r in records]
+    assert set(names) == {"chat", "batch"}
+    assert 10 <= names.count("batch") <= 40
+    sent = sorted(
+        (body["priority"], body["max_tokens"], body.get("ignore_eos", False))
+        for body in talker.asked
+    )
+    wanted = sorted((0, 9, False) if n == "chat" else (5, 40, True) for n in names)
+    assert sent == wanted
+    for record in records:
+        assert record.planned_output_tokens == (9 if record.traffic_class == "chat" else 40)

@@ -1,0 +1,27 @@
+"""The examples of docs/workloads.md are study files that load, for the twin and for an endpoint."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ridgeline.workload.schedule import draw_schedule
+from ridgeline.workload.studyfile import parse_study
+
+PAGE = Path(__file__).parents[2] / "docs" / "workloads.md"
+EXAMPLES = re.findall(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+HEADS = {
+    "twin": "name: x\nmodel: Qwen/Qwen3-4B\nengine: twin\nhardware: {gpu: H100-SXM}\n",
+    "endpoint": "name: x\nmodel: m\nengine: endpoint\nurl: http://127.0.0.1:1\n",
+}
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 6
+
+
+@pytest.mark.parametrize("engine", HEADS)
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_an_example_loads_and_can_be_drawn(number: int, engine: str) -> None:
+    study = parse_study(HEADS[engine] + EXAMPLES[number], PAGE.name, folder=PAGE.parent)
+    assert len(draw_schedule(study.baseline.workload).prompt_tokens) > 0
