@@ -21,6 +21,7 @@ VERBS = {
     "plan": "ridgeline.cli.plan",
     "study": "ridgeline.cli.study",
     "bench": "ridgeline.cli.bench",
+    "knee": "ridgeline.cli.knee",
     "report": "ridgeline.cli.report",
     "twin": "ridgeline.cli.twin",
     "calibrate": "ridgeline.cli.calibrate",

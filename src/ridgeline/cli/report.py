@@ -1,13 +1,19 @@
 """`ridgeline report`: show what a study or a bench left on disk."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ridgeline.cli.output import say, show
+from ridgeline.cli.output import console, say, show
 from ridgeline.domain.errors import BadInput
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ridgeline.report.model import StudyReport
+
+WIDE = 110  # columns that the table of a load sweep needs for its intervals
 _FIX = "give the folder that `ridgeline study` or `ridgeline bench` wrote"
 
 
@@ -30,7 +36,6 @@ def report(
     Runs that were cut off are recovered from their journals first.
     """
     from ridgeline.experiment.results import load_results  # noqa: PLC0415
-    from ridgeline.report.console import single_run, study  # noqa: PLC0415  heavy for --help
     from ridgeline.report.html import write  # noqa: PLC0415
     from ridgeline.report.load import report_of  # noqa: PLC0415
     from ridgeline.store.study_directory import StudyDirectory  # noqa: PLC0415
@@ -45,7 +50,7 @@ def report(
     results = load_results(directory)
     loaded = report_of(results, StudyDirectory(directory), details=html is not None)
     if not quiet:
-        show(single_run(loaded) if loaded.baseline is None else study(loaded))
+        show(_console(loaded))
     if html is not None:
         write(loaded, html)
         say(f"report: {html}")
@@ -56,3 +61,13 @@ def report(
         write_markdown(loaded, counted, markdown)
         say(f"report: {markdown}")
     return 0
+
+
+def _console(report: "StudyReport") -> "RenderableType":
+    """The report of a study, of a single run or of a load sweep."""
+    from ridgeline.report.console import single_run, study  # noqa: PLC0415  heavy for --help
+    from ridgeline.report.kneetext import knee_console  # noqa: PLC0415
+
+    if report.knee is not None:
+        return knee_console(report.knee, wide=console().width >= WIDE)
+    return single_run(report) if report.baseline is None else study(report)

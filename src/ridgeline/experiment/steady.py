@@ -162,12 +162,15 @@ def _uneven(e: Evidence, rates: Floats) -> Iterator[Doubt]:
         )
 
 
+QUEUE_GREW = "not steady: the queue grew"
+
+
 def _queue_grew(e: Evidence) -> Iterator[Doubt]:
     """An open loop above the capacity: requests pile up, whatever becomes of them in the end."""
     grown = _in_flight_grew(e)
     if grown is not None:
         yield Doubt(
-            f"not steady: the queue grew, requests in flight rose from {grown[0]:.0f} to"
+            f"{QUEUE_GREW}, requests in flight rose from {grown[0]:.0f} to"
             f" {grown[1]:.0f} over the window"
         )
     for what, column in (("TTFT from intent", "first_ns"), ("E2E", "end_ns")):
@@ -178,7 +181,7 @@ def _queue_grew(e: Evidence) -> Iterator[Doubt]:
             return
         drift = trend(means)
         if drift is not None and drift > 0:
-            yield Doubt(f"not steady: the queue grew, {what} rose by {drift:.0%} of its mean over"
+            yield Doubt(f"{QUEUE_GREW}, {what} rose by {drift:.0%} of its mean over"
                         " the window")  # fmt: skip
 
 

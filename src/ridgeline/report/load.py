@@ -15,6 +15,7 @@ from ridgeline.domain.metrics import take_sample
 from ridgeline.domain.run import Source
 from ridgeline.domain.slo import Slo
 from ridgeline.experiment.findings import FindingResult
+from ridgeline.experiment.knee import KIND, read_knee
 from ridgeline.experiment.protocol import bounds_of
 from ridgeline.experiment.results import (
     ExperimentResult,
@@ -95,6 +96,7 @@ def report_of(
         reproduce=result.index.command or None,
         ridgeline_version=result.index.ridgeline,
         warnings=result.warnings,
+        knee=read_knee(directory) if result.index.kind == KIND else None,
     )
 
 

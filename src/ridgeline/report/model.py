@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ridgeline.domain.knee import KneeResult
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.run import Source
 from ridgeline.domain.slo import Slo
@@ -227,6 +228,7 @@ class StudyReport:
 
     `how` are (label, text) facts about the measurement, in the order shown. `gpus` names the
     baseline's hardware in words ("4 H100-SXM"). `load` is the offered load ("400 users").
+    `knee`: what a load sweep found; its rows are the levels.
     `warnings` are about how pairs were measured (far apart, on different servers).
     """
 
@@ -246,6 +248,7 @@ class StudyReport:
     reproduce: str | None = None
     ridgeline_version: str | None = None
     warnings: tuple[str, ...] = ()
+    knee: KneeResult | None = None
 
     def row(self, name: str | None) -> ExperimentRow | None:
         """The row of that name."""

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ridgeline.domain.knee import KneeResult
 from ridgeline.domain.slo import Limit
 from ridgeline.domain.summary import Summary
 from ridgeline.report import numbers
@@ -27,6 +28,7 @@ from ridgeline.report.figures import (
     sorted_rows,
     ttft_path,
 )
+from ridgeline.report.kneetext import capacity_sentence, knee_sentence
 from ridgeline.report.model import COST, ITL_P95, TOKENS, Difference, ExperimentRow, StudyReport
 from ridgeline.report.table import arrows
 
@@ -49,6 +51,8 @@ class Answer:
 
 def answer(report: StudyReport) -> Answer:
     """The sentence for a study or, with one row and no baseline, for one run."""
+    if report.knee is not None:
+        return _of_sweep(report.knee)
     found = _answer(report)
     row = report.row(found.row)
     changed = () if row is None else numerics_changed(report, row)
@@ -58,6 +62,16 @@ def answer(report: StudyReport) -> Answer:
         f"{found.text} Its numerics change ({', '.join(changed)}): output quality was not checked."
     )
     return replace(found, text=text)
+
+
+def _of_sweep(result: KneeResult) -> Answer:
+    """Knee and capacity of a load sweep."""
+    capacity = capacity_sentence(result)
+    text = knee_sentence(result) if capacity is None else f"{capacity} {knee_sentence(result)}"
+    known = result.knee.value is not None
+    if result.capacity is not None:
+        known = result.capacity.value is not None
+    return Answer(text, "neutral" if known else "bad", notes=tuple(f"{n}." for n in result.notes))
 
 
 def _answer(report: StudyReport) -> Answer:

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ridgeline.domain.knee import KNEE_SCHEMA, KneeResult
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.summary import SUMMARY_SCHEMA, Summary
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-KINDS = ("study", "summary", "study-result")
+KINDS = ("study", "summary", "study-result", "knee")
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "number"}
 
@@ -27,6 +28,8 @@ def schema_of(kind: str) -> dict[str, Any]:
         return {"$schema": DIALECT, **StudyPart.model_json_schema()}
     if kind == "summary":
         return {"$schema": DIALECT, "title": "Ridgeline summary", **_summary()}
+    if kind == "knee":
+        return {"$schema": DIALECT, "title": "Ridgeline knee", **_knee()}
     assert kind == "study-result"
     return {"$schema": DIALECT, "title": "Ridgeline study result", **_study_result()}
 
@@ -36,6 +39,15 @@ def _summary() -> dict[str, Any]:
     return {
         **body,
         "properties": {"schema": {"const": SUMMARY_SCHEMA}, **body["properties"]},
+        "required": ["schema", *body["required"]],
+    }
+
+
+def _knee() -> dict[str, Any]:
+    body = _object(KneeResult)
+    return {
+        **body,
+        "properties": {"schema": {"const": KNEE_SCHEMA}, **body["properties"]},
         "required": ["schema", *body["required"]],
     }
 

@@ -2,6 +2,7 @@
 
 from ridgeline.report.charts.base import Chart
 from ridgeline.report.charts.distribution import distributions
+from ridgeline.report.charts.knee import knee_chart
 from ridgeline.report.charts.roofline import roofline
 from ridgeline.report.charts.seconds import seconds
 from ridgeline.report.charts.timeline import timeline
@@ -13,7 +14,9 @@ __all__ = ["Chart", "build_charts"]
 
 def build_charts(report: StudyReport, chosen: str) -> list[Chart]:
     """Every chart that the report has data for, in the page's order."""
-    candidates = [tradeoff(report), roofline(report), seconds(report)]
+    # One configuration under many loads has its own curve in place of a comparison.
+    candidates = [tradeoff(report) if report.knee is None else knee_chart(report)]
+    candidates += [roofline(report), seconds(report)]
     candidates += distributions(report, chosen)
     candidates.append(timeline(report, chosen))
     return [chart for chart in candidates if chart is not None]

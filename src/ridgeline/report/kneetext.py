@@ -1,0 +1,121 @@
+"""Knee and capacity in words: a sentence for each, and the levels as a table."""
+
+from typing import TYPE_CHECKING
+
+from ridgeline.domain.knee import KNEE_SHARE, Estimate, KneeLevel, KneeResult
+from ridgeline.report import numbers
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+UNITS = {"users": "users", "rate": "requests/s"}
+HEAD = (
+    "load", "output tokens/s", "requests/s", "p95 TTFT", "p95 ITL", "inside the SLO", "requests",
+    "",
+)  # fmt: skip
+
+
+def knee_sentence(result: KneeResult) -> str:
+    """Where the knee is, or why it is not known."""
+    found, unit = result.knee, UNITS[result.load]
+    if found.value is None:
+        return f"No knee: {found.reason}."
+    share = f"{KNEE_SHARE:.0%}".replace("%", " %")
+    return (
+        f"The knee is at {numbers.number(found.value)} {unit}{_range(found)}: there the throughput"
+        f" reaches {share} of its plateau, {numbers.number(result.plateau_tokens_per_s)} output"
+        f" tokens/s.{_doubt(found)}"
+    )
+
+
+def capacity_sentence(result: KneeResult) -> str | None:
+    """How much load fits the targets, or why it is not known; None when there are none."""
+    found, unit = result.capacity, UNITS[result.load]
+    if found is None or result.target is None:
+        return None
+    limits = ", ".join(result.slo)
+    if found.value is None:
+        return f"No capacity within {limits}: {found.reason}."
+    upper = "" if found.high is None else f" (below {numbers.number(found.high)})"
+    stable = " and the queue is stable" if result.load == "rate" else ""
+    return (
+        f"The capacity is {numbers.number(found.value)} {unit}{upper}: by its lower bound at least"
+        f" {numbers.percent(result.target)} of the requests are inside {limits}{stable}."
+        f"{_doubt(found)}"
+    )
+
+
+def _range(found: Estimate) -> str:
+    if found.low is None and found.high is None:
+        return ""
+    if found.low is None:
+        return f" (at most {numbers.number(found.high)})"
+    return f" ({numbers.number(found.low)} to {numbers.number(found.high)})"
+
+
+def _doubt(found: Estimate) -> str:
+    return f" Note: {found.reason}." if found.reason else ""
+
+
+def level_cells(level: KneeLevel) -> tuple[str, ...]:
+    """One level as a row under HEAD."""
+    return (
+        f"{level.load:g}",
+        _with(level.tokens_per_s, level.tokens_low, level.tokens_high),
+        numbers.number(level.requests_per_s),
+        _latency(level.ttft_p95_s),
+        _latency(level.itl_p95_s),
+        _share(level),
+        str(level.requests),
+        "" if level.state == "valid" else level.state,
+    )
+
+
+def _latency(seconds: float | None) -> str:
+    return "n too small" if seconds is None else numbers.duration(seconds)
+
+
+def _with(value: float | None, low: float | None, high: float | None) -> str:
+    text = numbers.number(value)
+    return text if low is None or high is None else f"{text} ({numbers.number_range(low, high)})"
+
+
+def _share(level: KneeLevel) -> str:
+    if level.attained is None:
+        return "–"
+    text = numbers.percent(level.attained)
+    if level.attained_low is None or level.attained_high is None:
+        return text
+    return f"{text} ({numbers.percent_range(level.attained_low, level.attained_high)})"
+
+
+def knee_console(result: KneeResult, *, wide: bool = True) -> "Group":
+    """The sentences and the table, for the terminal; the intervals of levels only where `wide`."""
+    from rich.console import Group  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    inside = result.target is not None
+    for name in HEAD:
+        if name == "inside the SLO" and not inside:
+            continue
+        head = UNITS[result.load] if name == "load" else name
+        table.add_column(head, justify="left" if not name else "right", no_wrap=wide)
+    for level in result.levels:
+        cells = list(level_cells(level))
+        if not wide:
+            cells = [cell.split(" (")[0] for cell in cells]
+        if not inside:
+            del cells[HEAD.index("inside the SLO")]
+        table.add_row(*cells, style=None if level.state == "valid" else "dim")
+    badge = "MEASURED" if result.measured else "TWIN"
+    told = "by HTTP" if result.measured else "a prediction of the digital twin"
+    parts: list[object] = [Text(f"{badge} {told}: {result.name}", style="bold")]
+    parts.append(Text(knee_sentence(result)))
+    capacity = capacity_sentence(result)
+    if capacity is not None:
+        parts.append(Text(capacity))
+    parts += [Text(""), table]
+    parts += [Text(f"note: {line}", style="yellow") for line in result.notes]
+    return Group(*parts)  # type: ignore[arg-type]
