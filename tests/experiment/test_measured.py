@@ -1,10 +1,21 @@
 """The accounting of measured runs, from readings as a real H200 gave them."""
 
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+from experiment_builders import SECOND, request
 
 from ridgeline.domain.knobs import Configuration, Knobs
+from ridgeline.domain.occupancy import occupancy
+from ridgeline.domain.records import records_from_requests
 from ridgeline.domain.run import ClientCheck, RunFacts, Window
-from ridgeline.experiment.measured import measured_limit, measured_steps
+from ridgeline.experiment.binding import measured_limit
+from ridgeline.experiment.estimates import above_graphs_share
+from ridgeline.experiment.measured import account_measured, measured_steps
+from ridgeline.store.run_directory import read_run
 
 
 def facts(telemetry: object) -> RunFacts:
@@ -36,23 +47,123 @@ def test_readings_become_the_accounting_of_one_replica() -> None:
     assert two["mean_running"] == pytest.approx(31.25)
 
 
+def test_several_api_servers_make_the_step_counter_useless() -> None:
+    """Each counts every batch: the sum is no number of steps, so there is none."""
+    several = measured_steps(facts(FULL_SLOTS), configuration(max_num_seqs=64, api_server_count=2))
+    assert not {"mean_step_s", "tokens_per_step"} & set(several)
+    assert several["mean_running"] == 62.5
+
+
 def test_nothing_sampled_is_nothing_told() -> None:
     for nothing in (None, {}, {"engine": {}, "gpus": []}, {"engine": None, "gpus": None}):
         steps = measured_steps(facts(nothing), configuration(max_num_seqs=64))
         assert steps == {}
-        assert measured_limit(steps, configuration(max_num_seqs=64)) is None
+        assert measured_limit(steps, configuration(max_num_seqs=64), {}) is None
 
 
-def test_full_slots_and_a_waiting_gpu_are_both_named() -> None:
-    with_slots = configuration(max_num_seqs=64)
-    limit = measured_limit(measured_steps(facts(FULL_SLOTS), with_slots), with_slots)
-    assert limit == (
-        "batch ceiling: max_num_seqs 64 is full with 35 waiting per replica; "
-        "the GPU waits for its host: SMs active 22% of the time"
+def limit_of(
+    steps: dict[str, float], seconds: dict[str, float] | None = None, **knobs: object
+) -> str:
+    found = measured_limit(steps, replace(configuration(**knobs), gpu="H200-SXM"), seconds or {})
+    assert found is not None
+    return found
+
+
+def test_full_slots_and_launches_beyond_the_graphs_are_both_named() -> None:
+    steps = measured_steps(facts(FULL_SLOTS), configuration(max_num_seqs=64))
+    assert limit_of({**steps, "above_graphs_share": 0.48}, max_num_seqs=64) == (
+        "batch ceiling: max_num_seqs 64 is full with 35 waiting per replica; step time bound by"
+        " kernel launch: about 48% of the steps are larger than the largest captured graph (SMs"
+        " active 22% of the time)"
     )
+    assert "engine core CPU" in limit_of({**steps, "above_graphs_share": 0.05}, max_num_seqs=64)
 
 
 def test_free_slots_are_no_ceiling() -> None:
-    free = configuration(max_num_seqs=128)
-    limit = measured_limit(measured_steps(facts(FULL_SLOTS), free), free)
-    assert limit == "the GPU waits for its host: SMs active 22% of the time"
+    steps = measured_steps(facts(FULL_SLOTS), configuration(max_num_seqs=128))
+    assert limit_of(steps, max_num_seqs=128).startswith("prompts: admission waits")
+    assert limit_of({**steps, "kv_use_max": 0.99}, max_num_seqs=128).startswith("KV memory: 99%")
+
+
+@pytest.mark.parametrize(("readings", "words"), [
+    ({"gpu_sm_active": 0.8, "gpu_dram_active": 0.7, "gpu_tensor_active": 0.2}, "GPU bandwidth"),
+    ({"gpu_sm_active": 0.8, "gpu_dram_active": 0.2, "gpu_tensor_active": 0.6}, "GPU compute"),
+    ({"gpu_sm_active": 0.8}, "the GPU (SMs active 80% of the time)"),
+    ({"gpu_sm_active": 0.1}, "engine core CPU"),
+])  # fmt: skip
+def test_what_the_step_time_is_bound_by(readings: dict[str, float], words: str) -> None:
+    assert f"step time, bound by {words}" in limit_of({"mean_running": 20.0, **readings})
+
+
+def test_the_api_server_is_convicted_by_its_core_and_the_seconds_that_it_holds() -> None:
+    steps = {"mean_running": 80.0, "mean_waiting": 0.0, "api_server_cores": 0.87}
+    held = {"outside_engine": 0.28, "queue": 0.0, "engine": 0.72}
+    assert limit_of(steps, held).startswith("API server CPU: the API server takes 0.87 cores")
+    free = {**steps, "api_server_cores": 0.4}
+    assert measured_limit(free, configuration(), held) is None, "held there, but not by its CPU"
+    assert measured_limit(steps, configuration(), {**held, "outside_engine": 0.02}) is None
+
+
+def test_without_a_counter_of_cores_one_figure_for_all_outside_convicts_nobody() -> None:
+    held = {"outside_engine": 0.5, "queue": 0.0, "engine": 0.5}
+    assert measured_limit({"mean_running": 8.0}, configuration(), held) is None
+    apart = {"network_http": 0.01, "api_server": 0.5, "queue": 0.0, "decode": 0.5}
+    found = measured_limit({"mean_running": 8.0}, configuration(), apart)
+    assert found is not None
+    assert found.startswith("API server CPU: the API server holds requests for 50%")
+
+
+def test_the_share_of_steps_above_the_graphs_by_hand() -> None:
+    """32 slots capture to 64. 32 tokens decode, 0.33 prompts of 256 come a step: any prompt is
+    too large, and a step has none with probability e^-0.33.
+    """
+    steps = {"tokens_per_step": 32.0, "prompt_tokens_per_step": 0.33 * 256}
+    at = Configuration("Qwen/Qwen3-4B", Knobs(max_num_seqs=32), "vllm", gpu="H200-SXM")
+    assert above_graphs_share(steps, at, 256) == pytest.approx(1 - math.exp(-0.33))
+    # prompts of 20 tokens: two of them fit beside 32 (72 > 64 does not): at least two are needed
+    short = {"tokens_per_step": 32.0, "prompt_tokens_per_step": 0.33 * 20}
+    assert above_graphs_share(short, at, 20) == pytest.approx(1 - math.exp(-0.33) * 1.33)
+    eager = replace(at, knobs=Knobs(max_num_seqs=32, enforce_eager=True))
+    assert above_graphs_share(steps, eager, 256) == 1.0
+    assert above_graphs_share(steps, replace(at, gpu=None), 256) is None
+
+
+def test_gauges_alone_split_the_seconds_into_queue_engine_and_outside() -> None:
+    """Four users, each request 1 s: 3 of 4 in flight are in the engine (gauges), 40 % of whose
+    time the GPU ran nothing.
+    """
+    requests = [request(i, i * 0.25, ttft_s=0.4, gap_s=0.6, tokens=2) for i in range(200)]
+    told = {"engine": {"running_mean": 2.0, "waiting_mean": 1.0}, "gpus": [{"utilisation": 0.6}]}
+    window = Window(10 * SECOND, 40 * SECOND)
+    known = replace(facts(told), window=window)
+    found = account_measured(records_from_requests(requests), known, configuration(), 1.0)
+    assert found.steps["closure_error"] == pytest.approx(0.0, abs=0.01)
+    assert found.seconds["queue"] == pytest.approx(0.25, abs=0.01)
+    assert found.seconds["outside_engine"] == pytest.approx(0.25, abs=0.01)
+    assert found.seconds["gpu_idle"] == pytest.approx(0.5 * 0.4, abs=0.01)
+    assert found.seconds["engine"] == pytest.approx(0.5 * 0.6, abs=0.01)
+
+
+RESULTS = sorted(Path(__file__).parents[2].glob("results/h200/*/*-r[0-9]*/run.json"))
+
+
+def test_the_account_of_every_run_on_the_gpu_closes_within_5_percent() -> None:
+    """By Little's law on the client's stamps, and against the engine's own tokens a step."""
+    assert len(RESULTS) >= 43
+    for path in RESULTS:
+        steps = json.loads(path.read_text())["summary"]["steps"]
+        assert abs(steps["closure_error"]) < 0.05, path
+        assert abs(steps["decode_error"]) < 0.05, path
+
+
+def test_the_largest_closure_error_is_what_its_records_say() -> None:
+    """Recomputed from the requests: what stands in the records of the runs is no old figure."""
+    worst = max(
+        RESULTS, key=lambda p: abs(json.loads(p.read_text())["summary"]["steps"]["closure_error"])
+    )
+    run = read_run(worst.parent)
+    assert run.facts is not None
+    assert run.summary is not None
+    held = occupancy(run.records(), run.facts.window)
+    assert held is not None
+    assert held.closure_error == pytest.approx(run.summary.steps["closure_error"])

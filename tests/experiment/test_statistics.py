@@ -257,6 +257,16 @@ class TestMerge:
         assert merged.binding_limit == "weights (2 of 3 repeats, the others differ)"
         assert merge([replace(summary(), binding_limit="weights")] * 3).binding_limit == "weights"
 
+    def test_limits_that_differ_in_their_numbers_are_one_kind(self) -> None:
+        limits = ("ceiling: 32 is full with 68 waiting", "ceiling: 32 is full with 67 waiting")
+        merged = merge([replace(summary(), binding_limit=text) for text in limits])
+        assert merged.binding_limit == limits[0]
+
+    def test_errors_of_the_account_do_not_cancel(self) -> None:
+        merged = merge([replace(summary(), steps={"closure_error": e, "mean_step_s": 0.01})
+                        for e in (0.03, -0.04)])  # fmt: skip
+        assert merged.steps == {"closure_error": -0.04, "mean_step_s": 0.01}
+
     def test_what_one_repeat_lacks_the_whole_lacks(self) -> None:
         merged = merge([summary(ttft_p95=0.5), summary(ttft_p95=None)])
         assert merged.ttft_s.p95 is None

@@ -1,6 +1,7 @@
 """A real study from the repository as Markdown: the page is checked against its own records."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,8 @@ def test_figures_are_the_means_of_the_valid_runs_on_disk(page: str) -> None:
 
 def test_steps_are_those_of_one_replica(page: str) -> None:
     """Two replicas of 31 running each make twice the steps of one, each as long as before."""
-    one = row(page, "one-gpu-seqs-32", "Where the time went")
-    two = row(page, "two-gpus-seqs-32", "Where the time went")
+    one = row(page, "one-gpu-seqs-32", "What the engine and the GPU did")
+    two = row(page, "two-gpus-seqs-32", "What the engine and the GPU did")
     assert one[3] == "8.43 ms"
     assert two[3] == "8.97 ms"
     assert float(two[1]) == pytest.approx(2 * float(one[1]), rel=0.02)
@@ -58,3 +59,12 @@ def test_a_void_run_is_named_with_its_reason_and_not_counted(page: str) -> None:
         "- one-gpu-tuned-r2: void: not steady: throughput changed by -27% over the window"
     ]
     assert row(page, "one-gpu-tuned", "Experiments")[8] == "2 of 3"
+
+
+def test_the_account_stands_on_the_page_with_its_errors_and_what_binds(page: str) -> None:
+    tuned = row(page, "one-gpu-tuned", "Where a request's seconds went")
+    assert all(cell.endswith(" ms") for cell in tuned[2:7])
+    *parts, whole = [float(re.sub(r"[^\d.]", "", cell)) for cell in tuned[2:7]]
+    assert sum(parts) == pytest.approx(whole, rel=0.01)
+    assert tuned[7] == "−0.1 %"
+    assert "batch ceiling: max_num_seqs 64 is full" in tuned[9]

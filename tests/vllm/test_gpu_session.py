@@ -124,7 +124,7 @@ def test_the_study_of_prompts_killed_resumed_packed_and_read(
     assert serving(tiny_model) == []
     after = states(index)
     assert len(after) == 14
-    assert set(after.values()) <= FINISHED, after
+    assert set(after.values()) <= FINISHED, told
     for run, body in before.items():
         assert (index.parent / run / "run.json").read_bytes() == body, "measured twice"
 

@@ -31,10 +31,49 @@ class Beside:
 
 @runtime_checkable
 class WatchedEndpoint(Protocol):
-    """An endpoint that keeps what happened beside its drives. Implementations: StartedEndpoint."""
+    """An endpoint that keeps what happened beside its drives. Implementations: StartedEndpoint,
+    SampledEndpoint.
+    """
 
     def beside(self) -> Beside:
         """What happened beside the last drive, also when that ended in an error."""
+
+
+class SampledEndpoint:
+    """An endpoint of servers that are not ours, whose /metrics are read while it is driven.
+
+    `urls`: the base URL of each replica. What its server is and how it fares on its host is not
+    known; its queue, its steps and the stages of its requests are, where it exports them.
+    """
+
+    source: Source = "measured"
+
+    def __init__(
+        self, http: Endpoint, urls: Sequence[str], headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._http = http
+        self._urls = tuple(urls)
+        self._headers = dict(headers or {})
+        self._beside = Beside()
+
+    def beside(self) -> Beside:
+        """What happened beside the last drive."""
+        return self._beside
+
+    def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
+        """Offer the traffic; see Endpoint.drive."""
+        clock = ClockWatch(watch)
+        self._beside = Beside()
+        probes = [
+            EngineProbe(url, _unit(i), headers=self._headers) for i, url in enumerate(self._urls)
+        ]
+        with Sampling(probes) as sampling:
+            facts = self._http.drive(plan, sink, clock)
+        if clock.zero_ns is None or not (rows := sampling.rows(clock.zero_ns)):
+            return facts
+        self._beside = Beside(rows)
+        told = _summary(rows, facts.window, clock.zero_ns, None)
+        return replace(facts, server={**facts.server, "telemetry": told})
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from ridgeline.domain.records import MemorySink, RecordSink, RequestRecord, RunE
 from ridgeline.domain.run import ClientCheck, RunFacts, SilentWatch, Source, Watch, Window
 from ridgeline.domain.workload import Arrivals, Lengths, Prompts, Workload
 from ridgeline.engines.base import DrivePlan, Endpoint, Timeouts
+from ridgeline.engines.beside import SampledEndpoint
 from ridgeline.engines.bodies import Bodies
 from ridgeline.engines.probe import ServerInfo, api_key_from_environment, auth_headers, probe
 from ridgeline.load.address import Address, parse_address
@@ -335,7 +336,8 @@ class EndpointEngine:
             configuration.url, model=configuration.model or None, timeouts=self._timeouts
         )
         endpoint.info()
-        yield endpoint
+        headers = auth_headers(api_key_from_environment())
+        yield SampledEndpoint(endpoint, [parse_address(configuration.url).url], headers)
 
 
 class _StopOnly(SilentWatch):

@@ -23,8 +23,10 @@ from ridgeline.domain.steadystate import STEADY
 from ridgeline.domain.summary import Summary, VerdictFigures
 from ridgeline.engines.base import DrivePlan, Engine, Timeouts
 from ridgeline.engines.beside import Beside, WatchedEndpoint
+from ridgeline.experiment.binding import measured_limit
+from ridgeline.experiment.estimates import above_graphs_share, measured_roofline
 from ridgeline.experiment.loadsteps import judged_steps
-from ridgeline.experiment.measured import measured_limit, measured_steps
+from ridgeline.experiment.measured import account_measured
 from ridgeline.experiment.plan import PlannedRun, host_facts, utc_now
 from ridgeline.experiment.verdict import Evidence, judge
 from ridgeline.experiment.windowing import place_window
@@ -220,14 +222,31 @@ def figures(meta: RunMeta, records: RunRecords, facts: RunFacts) -> Summary:
     )
     summary = with_parts(summary, records, facts.window, meta.workload, meta.configuration.gpus)
     if not summary.steps:  # a twin has its own, exact
-        steps = measured_steps(facts, meta.configuration)
-        limit = measured_limit(steps, meta.configuration)
-        summary = replace(summary, steps=steps, binding_limit=limit)
+        summary = _accounted(summary, meta.configuration, records, facts)
     evidence = Evidence(records, facts, summary, meta.workload, meta.slo)
     found = judge(evidence)
     if summary.load_steps:
         summary = replace(summary, load_steps=judged_steps(evidence))
     return replace(summary, verdict=VerdictFigures(found.valid, found.reasons, found.warnings))
+
+
+def _accounted(
+    summary: Summary, configuration: Configuration, records: RunRecords, facts: RunFacts
+) -> Summary:
+    """The summary of a measured run with its account of seconds and what binds."""
+    account = account_measured(records, facts, configuration, summary.e2e_s.mean)
+    steps, rates = account.steps, summary.throughput
+    if rates.input_tokens_per_s and rates.requests_per_s:
+        prompt_tokens = rates.input_tokens_per_s / rates.requests_per_s
+        above = above_graphs_share(steps, configuration, prompt_tokens)
+        steps |= {} if above is None else {"above_graphs_share": above}
+    return replace(
+        summary,
+        steps=steps,
+        accounting=account.seconds,
+        roofline=measured_roofline(steps, configuration, bounds_of(configuration), summary),
+        binding_limit=measured_limit(steps, configuration, account.seconds),
+    )
 
 
 def judge_again(run: StoredRun) -> StoredRun:

@@ -11,6 +11,7 @@ the figure is coarse, not that it is certain: they get no interval.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -60,6 +61,7 @@ LESS_IS_BETTER: dict[str, bool] = {
     "requests.error_rate": True,
 }
 _MORE_IS_BETTER = ("throughput.", "goodput.")
+_NUMBERS = re.compile(r"\d[\d.,]*")
 _Z = 1.959964  # the normal distribution's two-sided 95 % point
 _ONE_PAIR = "one pair of runs has no interval"
 _COARSE = "every pair gave the very same difference: the figure is too coarse for an interval"
@@ -269,7 +271,9 @@ def merge(summaries: Sequence[Summary]) -> Summary:
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """Mean of numbers, field by field in dataclasses and mappings; of texts the commonest."""
+    """Mean of numbers, field by field in dataclasses and mappings; of texts the commonest kind
+    (numbers in them do not tell kinds apart); of keys that end in _error the largest.
+    """
     first: Any = values[0]
     if any(v is None for v in values):
         return None
@@ -278,11 +282,18 @@ def _mean(values: Sequence[Any]) -> Any:
     if isinstance(first, int | float):
         return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.inf
     if isinstance(first, str):
-        (text, n), *others = Counter(values).most_common()
+        kinds = [_NUMBERS.sub("#", value) for value in values]
+        (kind, n), *others = Counter(kinds).most_common()
+        text = values[kinds.index(kind)]
         return f"{text} ({n} of {len(values)} repeats, the others differ)" if others else text
     if isinstance(first, Mapping):
         keys = [k for k in first if all(k in v for v in values)]
-        return {k: _mean([v[k] for v in values]) for k in keys}
+        return {
+            k: max((v[k] for v in values), key=abs)  # a mean would let two errors cancel
+            if k.endswith("_error")
+            else _mean([v[k] for v in values])
+            for k in keys
+        }
     if isinstance(first, RequestCounts):
         return _sum_counts(values)
     if is_dataclass(first) and not isinstance(first, type):

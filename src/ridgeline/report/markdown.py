@@ -11,6 +11,7 @@ from typing import Any
 
 from ridgeline.domain.summary import Interval
 from ridgeline.report import numbers
+from ridgeline.report.account import NOTE, account_table
 from ridgeline.report.model import Difference, ExperimentRow, StudyReport
 from ridgeline.report.sentence import answer
 from ridgeline.store.run_directory import StoredRun
@@ -33,9 +34,12 @@ def render(report: StudyReport, runs: Mapping[str, Sequence[StoredRun]]) -> str:
     ]
     if report.findings:
         parts += ["## Findings", _findings(report)]
+    account = account_table(report)
+    if account is not None:
+        parts += ["## Where a request's seconds went", _table(*account), NOTE]
     accounting = _accounting(report, runs)
     if accounting:
-        parts += ["## Where the time went", accounting, _ACCOUNTING_NOTE]
+        parts += ["## What the engine and the GPU did", accounting, _ACCOUNTING_NOTE]
     cold = _cold(runs)
     if cold:
         parts += ["## Cold against warm", cold, _COLD_NOTE]

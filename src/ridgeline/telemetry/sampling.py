@@ -32,6 +32,14 @@ COUNTERS = {
     "vllm:generation_tokens_total": "generation_tokens",
     "vllm:num_preemptions_total": "preemptions",
 }
+# Histograms of the requests that finished, by the names of their means (seconds a request).
+STAGES = {
+    "vllm:e2e_request_latency_seconds": "e2e",
+    "vllm:request_queue_time_seconds": "queue",
+    "vllm:request_prefill_time_seconds": "prefill",
+    "vllm:request_decode_time_seconds": "decode",
+    "vllm:time_to_first_token_seconds": "ttft",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +128,25 @@ class EngineProbe:
     A page of an engine with several cores has one series each; their KV use is averaged.
     """
 
-    def __init__(self, url: str, unit: str, timeout_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        unit: str,
+        timeout_s: float = 2.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         parts = urlsplit(url)
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._unit = unit
         self._path = parts.path.rstrip("/") + "/metrics"
-        self._connection = http.client.HTTPConnection(
-            parts.hostname or "", parts.port, timeout=timeout_s
-        )
+        self._headers = dict(headers or {})
+        self._connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
 
     def read(self) -> Iterable[Reading]:
         """The page's values now; nothing when there is no page."""
         try:
-            self._connection.request("GET", self._path)
+            self._connection.request("GET", self._path, headers=self._headers)
             reply = self._connection.getresponse()
             body = reply.read()
         except (OSError, http.client.HTTPException):
@@ -155,7 +170,15 @@ class EngineProbe:
             )
 
 
-_STORED = {**GAUGES, **COUNTERS}
+_STORED = {
+    **GAUGES,
+    **COUNTERS,
+    **{
+        f"{name}_{end}": f"{stage}_{end}"
+        for name, stage in STAGES.items()
+        for end in ("sum", "count")
+    },
+}
 _STORED |= {old: _STORED[new] for new in _STORED for old in OLD_NAMES.get(new, ())}
 # a name, labels (whose values are quoted: none of ours holds a brace), a number
 _LINE = re.compile(
@@ -218,6 +241,27 @@ def summarise_engine(rows: Iterable[TelemetryRow], window: Window) -> dict[str, 
         ]
         if rates:
             found[f"{metric}_per_s"] = sum(rates)
+    return {**found, **_stage_means(series)}
+
+
+def _stage_means(series: Mapping[tuple[str, str], "_Points"]) -> dict[str, float]:
+    """Mean seconds of the requests that finished between the first and the last reading.
+
+    With the times of those readings, so that the client's requests of the same span can be found.
+    """
+    found: dict[str, float] = {}
+    for stage in STAGES.values():
+        grown = {
+            end: [rise for (_, name), points in series.items() if name == f"{stage}_{end}"
+                  and (rise := _rise(points)) is not None]
+            for end in ("sum", "count")
+        }  # fmt: skip
+        if sum(grown["count"]) > 0:
+            found[f"{stage}_mean_s"] = sum(grown["sum"]) / sum(grown["count"])
+    times = [at for (_, name), points in series.items() if name == "e2e_count"
+             for at, _ in (points[0], points[-1])]  # fmt: skip
+    if found and times:
+        found |= {"first_reading_s": min(times) / 1e9, "last_reading_s": max(times) / 1e9}
     return found
 
 
@@ -247,7 +291,13 @@ def _series(
 
 def _rate(points: _Points) -> float | None:
     """Growth per second from the first to the last reading; None when it fell (a restart)."""
+    grown = _rise(points)
+    return None if grown is None else grown / (points[-1][0] - points[0][0]) * 1e9
+
+
+def _rise(points: _Points) -> float | None:
+    """Growth from the first to the last reading; None with one reading, or when it fell."""
     if len(points) < 2 or points[-1][0] <= points[0][0]:
         return None
     grown = points[-1][1] - points[0][1]
-    return None if grown < 0 else grown / (points[-1][0] - points[0][0]) * 1e9
+    return None if grown < 0 else grown

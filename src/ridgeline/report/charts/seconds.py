@@ -152,13 +152,14 @@ def _title(report: StudyReport, rows: list[tuple[ExperimentRow, dict[str, float]
 
 
 def _table(rows: list[tuple[ExperimentRow, dict[str, float]]], names: list[str]) -> DataTable:
-    head = ("experiment", *names, "mean E2E", "of the step time", "binding limit")
+    head = ("experiment", *names, "mean E2E", "closes within", "of the step time", "binding limit")
     body = []
     for row, parts in rows:
         assert row.summary is not None
         cells = [numbers.duration(parts[name]) if name in parts else "–" for name in names]
         body.append((
-            row.name, *cells, numbers.duration(row.summary.e2e_s.mean), _step_words(row),
+            row.name, *cells, numbers.duration(row.summary.e2e_s.mean),
+            numbers.percent(row.summary.steps.get("closure_error"), signed=True), _step_words(row),
             row.summary.binding_limit or "not known",
         ))  # fmt: skip
     return DataTable(head, tuple(body))
