@@ -13,7 +13,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from twin_server_support import running
 
 from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.summary import Summary
@@ -22,7 +21,12 @@ from ridgeline.experiment.plan import plan_of, plan_runs
 from ridgeline.experiment.protocol import carry_out
 from ridgeline.workload.studyfile import load_study
 
-SUPPORT = Path(__file__).parents[1] / "support"
+TESTS = Path(__file__).parents[1]
+SUPPORT = TESTS / "support"
+sys.path.insert(0, str(TESTS / "engines"))
+from twin_server_support import running  # noqa: E402
+
+pytestmark = pytest.mark.acceptance
 WORKLOAD = """\
 workload:
   arrivals: {{users: {users}}}
@@ -123,7 +127,7 @@ def test_a_full_batch(tmp_path: Path) -> None:
 
 
 def test_an_engine_without_graphs(tmp_path: Path) -> None:
-    found = measured(tmp_path, users=8, seqs=32, eager=True, output=8)
+    found = measured(tmp_path, users=24, seqs=32, eager=True, output=24)
     check_account(found)
     assert found.binding_limit is not None
     assert found.binding_limit.startswith("step time, bound by kernel launch: no CUDA graphs")
@@ -136,7 +140,7 @@ def test_a_proxy_that_delays(tmp_path: Path) -> None:
     check_account(found)
     assert found.binding_limit is not None
     assert found.binding_limit.startswith("network or proxy: ")
-    assert found.accounting["network_http"] == pytest.approx(0.15, abs=0.05)
+    assert found.accounting["network_http"] > 0.14
 
 
 def test_a_client_that_is_slow(tmp_path: Path) -> None:
