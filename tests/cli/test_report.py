@@ -60,7 +60,7 @@ def test_what_is_no_study_is_one_line(
     for place, words in (
         (tmp_path, "holds no study"),
         (tmp_path / "none", "there is no such folder"),
-        (tmp_path / "file", "is a file, not a folder"),
+        (tmp_path / "file", "is no JSON"),
     ):
         assert ridgeline(["report", str(place)]) == 2
         err = capfd.readouterr().err

@@ -182,6 +182,12 @@ def bench(
     json: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the summary as JSON; - is stdout.")
     ] = None,
+    export_vllm: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the run as vllm bench serve --save-detailed does."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where results go [runs/bench-<time>].")
     ] = None,
@@ -234,6 +240,8 @@ def bench(
     _check(arrivals, duration, requests)
     folder = out or Path("runs") / f"bench-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     ensure_json_target(json, folder)
+    if export_vllm is not None:
+        ensure_json_target(str(export_vllm), folder, option="--export-vllm")
     ensure_folder_target(folder)
     ensure_open_files(arrivals.peak_users or 0)  # before a schedule of so many users is drawn
     prompts = Prompts(Lengths(prompt_tokens, spread))
@@ -265,7 +273,8 @@ def bench(
     limits_s = Timeouts(
         timeout_connect, timeout_first or None, timeout_gap or None, timeout_total or None, grace
     )
-    return _measure(plan, folder, json, EndpointEngine(limits_s), quiet=quiet)
+    engine = EndpointEngine(limits_s)
+    return _measure(plan, folder, (json, export_vllm), engine, quiet=quiet)
 
 
 def _check(arrivals: "Arrivals", duration: float | None, requests: int | None) -> None:
@@ -361,7 +370,15 @@ def _seconds(warmup: str | None) -> float | None:
         raise BadInput(f"--warmup must be a number of seconds or {AUTO}, not {warmup!r}") from None
 
 
-def _measure(plan: "Plan", folder: Path, json: str | None, engine: "Engine", *, quiet: bool) -> int:
+def _measure(
+    plan: "Plan",
+    folder: Path,
+    targets: tuple[str | None, Path | None],
+    engine: "Engine",
+    *,
+    quiet: bool,
+) -> int:
+    """Measure and show; `targets` are the files of --json and --export-vllm."""
     from ridgeline.cli.progress import StudyProgress, display, stop_on_interrupt  # noqa: PLC0415
     from ridgeline.experiment.runner import run_plan  # noqa: PLC0415
     from ridgeline.store.run_directory import read_run  # noqa: PLC0415
@@ -379,7 +396,12 @@ def _measure(plan: "Plan", folder: Path, json: str | None, engine: "Engine", *, 
         )
     run = read_run(directory.run_folder(outcome.index.order[0]))
     if run.summary is not None:
+        json, export = targets
         write_json(json, run.summary.to_json())
+        if export is not None:
+            from ridgeline.report.vllmbench import write_vllm_bench  # noqa: PLC0415
+
+            write_vllm_bench(run, export)
         if not quiet:
             _show(folder, to_stderr=json == "-")
         _say_failures(run.summary)

@@ -58,8 +58,8 @@ def console(*, to_stderr: bool = False) -> "Console":
     return found
 
 
-def ensure_json_target(target: str | None, out: Path) -> None:
-    """Find out before the work, not after it, that --json cannot be written; raises BadInput.
+def ensure_json_target(target: str | None, out: Path, option: str = "--json") -> None:
+    """Find out before the work, not after it, that a file cannot be written; raises BadInput.
 
     `out` is the folder of the results: it and its parents will have been made by then.
     """
@@ -76,7 +76,9 @@ def ensure_json_target(target: str | None, out: Path) -> None:
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
         reason = "permission denied"
     if reason is not None:
-        raise BadInput(f"cannot write ({reason})", where=target, fix="give another file to --json")
+        raise BadInput(
+            f"cannot write ({reason})", where=target, fix=f"give another file to {option}"
+        )
 
 
 def ensure_folder_target(folder: Path) -> None:
