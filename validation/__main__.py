@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import ridgeline.twin
+from benchmarks.twin import h200_rows
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.hardware import gpu as find_gpu
 from ridgeline.twin.constants import FITTED, priors_for
-from validation import score, silicon, trace
+from validation import bands, score, silicon, trace
 from validation.fit import fit_rows
 
 DATA = Path(__file__).parent / "data"
@@ -50,6 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fit", action="store_true", help="fit the GPUs' constants and store them")
     parser.add_argument("--gpu", metavar="NAME", help="with --fit: only this GPU's constants")
     parser.add_argument("--floors", action="store_true", help="exit 1 when the bars are missed")
+    parser.add_argument(
+        "--bands", action="store_true", help="also say how many held-out figures the bands hold"
+    )
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     given = parser.parse_args(arguments)
     try:
@@ -73,6 +77,8 @@ def _run(given: argparse.Namespace) -> int:
             return 0
         if rows_path is not None:
             body["silicon"] = _silicon(silicon.read_rows(rows_path), pool, say, each=given.rows)
+            if given.bands:
+                body["bands"] = _bands(silicon.read_rows(rows_path), pool, say, host=both)
             held = body["silicon"]["held_out"].get("all", {})
             met &= bool(held) and all(held[f]["mape"] <= BARS[f] for f in score.FIGURES)
         if trace_path is not None:
@@ -121,6 +127,24 @@ def _silicon(
             say(f"\n{PARTS[part]}\n{score.HEADER}")
             for name, errors in groups.items():
                 say(score.group_line(name, errors))
+    return body
+
+
+def _bands(
+    rows: list[silicon.Row], pool: ProcessPoolExecutor, say: Say, *, host: bool
+) -> dict[str, Any]:
+    """Coverage of the bands on held-out rows and, with the shipped data, on one H200 host."""
+    seen = set(json.loads(CONSTANTS.read_text("utf-8"))["cells"])
+    apart = [r for r in rows if r.cell not in seen and silicon.apart(r) is None]
+    found = {"held-out rows": pool.map(bands.of_row, apart, chunksize=4)}
+    if host:
+        found["one H200 host"] = pool.map(bands.of_host_row, h200_rows.ROWS)
+    body = {}
+    for title, lists in found.items():
+        held = [h for part in lists for h in part]
+        for line in bands.coverage_lines(title, held):
+            say(line)
+        body[title] = {"n": len(held), "inside": sum(h.inside for h in held)}
     return body
 
 

@@ -181,10 +181,10 @@ def twin_of(row: Row, constants: Constants) -> Twin:
     return build_twin(shape, gpu, resolve(assumptions(row).knobs, gpu, shape), constants)
 
 
-def offered(row: Row, seed: int = 1) -> Schedule:
+def offered(row: Row, seed: int = 1, *, rounds: int | None = None) -> Schedule:
     """The row's load: all users at once, `rounds` requests each, lengths as assumed."""
     setting = assumptions(row)
-    requests = row.users * setting.rounds
+    requests = row.users * (rounds or setting.rounds)
     prompts, outputs = (_lengths(n, setting.low_share) for n in (row.prompt, row.output))
     workload = Workload(
         Arrivals(users=row.users), Prompts(prompts), Outputs(outputs, ignore_eos=True),
@@ -219,9 +219,9 @@ def predict(row: Row, constants: Constants) -> Predicted:
     return means(simulate(row, constants))
 
 
-def simulate(row: Row, constants: Constants) -> tuple[Fleet, Offer]:
+def simulate(row: Row, constants: Constants, *, rounds: int | None = None) -> tuple[Fleet, Offer]:
     """The row's load on its twin, to the end of the last request."""
-    offer = Offer(offered(row))
+    offer = Offer(offered(row, rounds=rounds))
     fleet = Fleet(twin_of(row, constants), offer)
     offer.begin(fleet)
     fleet.run_until(None)

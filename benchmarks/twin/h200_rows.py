@@ -25,6 +25,7 @@ from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.twin import TwinEngine
+from ridgeline.twin.constants import Constants
 from ridgeline.workload.schedule import Schedule, draw_lengths, stream
 
 TEMPLATE_TOKENS = 9
@@ -99,11 +100,11 @@ def schedule(row: Row, seed: int) -> Schedule:
     )
 
 
-def simulate(row: Row, seed: int) -> dict[str, float]:
+def simulate(row: Row, seed: int, constants: Constants | None = None) -> dict[str, float]:
     """The row's figures as the twin predicts them, over the whole run with ramp and drain."""
     knobs = Knobs(max_model_len=4096, enable_prefix_caching=False).with_changes(row.knobs)
     sink = MemorySink()
-    with TwinEngine().start(Configuration("Qwen3-4B", knobs, gpu="H200")) as endpoint:
+    with TwinEngine(constants).start(Configuration("Qwen3-4B", knobs, gpu="H200")) as endpoint:
         endpoint.drive(DrivePlan(schedule(row, seed), "h200"), sink, SilentWatch())
     records = sink.records()
     first = np.zeros(len(records.chunk_ns), dtype=np.bool_)

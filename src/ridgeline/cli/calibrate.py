@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ridgeline.cli.output import say, show, write_json
+from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,18 +22,45 @@ NAMES = {
 
 def calibrate(
     runs: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(metavar="RUN...", help="Folders of measured runs, or of whole studies."),
-    ],
+    ] = None,
     *,
     json: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the calibration file; - is stdout.")
     ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a small study (under 3 minutes of GPU time) whose runs a calibration needs,"
+            " and stop; - is stdout.",
+        ),
+    ] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --plan: probe this study's baseline."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="M", help="With --plan: or this model ...")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="... on this GPU.")] = None,
 ) -> int:
     """Fit the twin's host constants to measured runs and say how well they fit.
 
-    A study file names the result: `twin: {calibration: FILE}`.
+    A study file names the result: `twin: {calibration: FILE}`. No runs yet? `--plan probe.yaml`
+    writes the study to run.
     """
+    if plan is not None:
+        if runs or json is not None:
+            raise BadInput("--plan writes a study and fits nothing: give it no runs and no --json")
+        return _plan(plan, study, model, gpu)
+    if study is not None or model is not None or gpu is not None:
+        raise BadInput("--study, --model and --gpu say what --plan is to probe; add --plan FILE")
+    if not runs:
+        raise BadInput(
+            "there are no runs to fit to", fix="name their folders, or write a probe with --plan"
+        )
     from ridgeline.experiment.calibrating import (  # noqa: PLC0415
         calibrate as fitted,
     )
@@ -47,6 +75,36 @@ def calibrate(
         say("few configurations: one with eager mode, one with a small and one with a large batch")
     if json not in (None, "-"):
         say(f"written: {json} (in a study file: `twin: {{calibration: {json}}}`)")
+    return 0
+
+
+def _plan(out: str, study: Path | None, model: str | None, gpu: str | None) -> int:
+    """Write the probe of a study's baseline, or of a model on a GPU."""
+    import sys  # noqa: PLC0415
+
+    from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415
+    from ridgeline.experiment.probe import probe_study  # noqa: PLC0415
+
+    if (study is None) == (model is None) or (model is None) != (gpu is None):
+        raise BadInput("--plan needs either --study FILE or both --model M and --gpu NAME")
+    if study is not None:
+        from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
+
+        configuration = load_study(study).baseline.configuration
+    else:
+        assert model is not None
+        knobs = Knobs(max_num_seqs=256, max_model_len=4096, enable_prefix_caching=False)
+        configuration = Configuration(model, knobs, gpu=gpu)
+    text = probe_study(configuration)
+    if out == "-":
+        sys.stdout.write(text)
+        return 0
+    try:
+        Path(out).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot be written: {error.strerror}", where=out) from None
+    say(f"written: {out}; run it with `ridgeline study {out} --out DIR` on the GPU, then")
+    say("`ridgeline calibrate DIR --json host.json`")
     return 0
 
 

@@ -112,10 +112,18 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Constants of the twin that were fitted to runs on a host with this GPU (a catalogue name)."""
+    """Constants of the twin that were fitted to runs on a host with this GPU (a catalogue name).
+
+    `covariance` is that of the logarithms of the constants in `names`, empty where the file has
+    none. `residuals`: what the fit left over by figure (a path in a Summary), as the standard
+    deviation of logarithms.
+    """
 
     gpu: str
     constants: Mapping[str, float]
+    names: tuple[str, ...] = ()
+    covariance: tuple[tuple[float, ...], ...] = ()
+    residuals: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,8 @@ class RunFacts:
     `gpus_seen` and the like are added by telemetry. `extra_requests` are those sent outside the
     records (calibration), so that client and server counts can be compared exactly.
     `server_faults`: what happened to the server that leaves the figures without meaning (it was
-    restarted, it is gone), each in one line. `warmup`: None when its length was fixed.
+    restarted, it is gone), each in one line. `warmup`: None when its length was fixed. `errors`: of
+    a twin's figures, by their path in a Summary, as standard deviations of logarithms.
     """
 
     source: Source
@@ -102,6 +103,7 @@ class RunFacts:
     notes: tuple[str, ...] = ()
     server_faults: tuple[str, ...] = ()
     warmup: Warmup | None = None
+    errors: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,14 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class Band:
+    """Where the measured figure is expected, nine times of ten (`domain.bands`)."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class ClientFigures:
     """The client's self-check."""
 
@@ -176,6 +184,7 @@ class Summary:
     `stalled_requests_share`: share of the successes with a gap above half a second.
     `notes`: how figures have to be read (tokens spread over chunks, partial replies, ...).
     `warmup`: how the window's start was found, None when its length was fixed.
+    `bands`: of a twin's figures by path, from how well its constants are known.
     `accounting`: mean seconds of a request by where they went (queue, prefill, decode, ...).
     `classes`: of each class of requests; `slo` has their limits too, with their name.
     `load_steps`: of each step of a stepped load. `cap_wait_s`: the wait for a slot where the
@@ -213,6 +222,7 @@ class Summary:
     load_steps: tuple[LoadStepFigures, ...] = ()
     cap_wait_s: Percentiles | None = None
     e2e_intent_s: Percentiles | None = None
+    bands: dict[str, Band] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The published JSON form."""

@@ -27,7 +27,8 @@ class DrivePlan:
 
     `salt` goes into every prompt; runs with different salts share no prefix (unless the workload
     declares sharing). `endpoint` is "chat" or "completions". `routing`: how the requests are
-    spread over several replicas, a rule of `domain.routing`.
+    spread over several replicas, a rule of `domain.routing`. `bands`: a prediction is to say how
+    far it may be off (`RunFacts.errors`), which costs a twin some short runs more.
     """
 
     schedule: Schedule
@@ -35,6 +36,7 @@ class DrivePlan:
     endpoint: str = "chat"
     timeouts: Timeouts = Timeouts()
     routing: str = "round-robin"
+    bands: bool = False
 
 
 class Endpoint(Protocol):

@@ -24,6 +24,7 @@ from ridgeline.domain.run import (
 )
 from ridgeline.domain.steadystate import Onset, onset_of
 from ridgeline.engines.base import DrivePlan, Timeouts
+from ridgeline.engines.twin_bands import doubt_of, prediction_errors
 from ridgeline.twin.calibration import Fitted
 from ridgeline.twin.calibration import fit as fit_constants
 from ridgeline.twin.constants import Constants, priors_for
@@ -39,6 +40,7 @@ from ridgeline.twin.results import (
     step_table,
 )
 from ridgeline.twin.scheduler import Decision
+from ridgeline.twin.uncertainty import Doubt, prior_doubt
 from ridgeline.workload.schedule import Schedule
 
 __all__ = [
@@ -74,7 +76,8 @@ class TwinEngine:
 
     @contextmanager
     def _started(self, configuration: Configuration) -> Iterator["TwinEndpoint"]:
-        yield TwinEndpoint(twin_of(configuration, self._constants))
+        twin = twin_of(configuration, self._constants)
+        yield TwinEndpoint(twin, doubt_of(configuration))
 
 
 def twin_of(configuration: Configuration, constants: Constants | None = None) -> Twin:
@@ -120,8 +123,10 @@ class TwinEndpoint:
 
     source: Source = "twin"
 
-    def __init__(self, twin: Twin) -> None:
+    def __init__(self, twin: Twin, doubt: Doubt | None = None) -> None:
+        """`doubt`: how well the constants are known, as those of the GPU's priors unless given."""
         self.twin = twin
+        self._doubt = prior_doubt(twin.gpu.name) if doubt is None else doubt
 
     def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
         """Simulate the plan and pass every request that was sent, and the steps, to the sink."""
@@ -146,7 +151,15 @@ class TwinEndpoint:
             interrupted=interrupted,
             notes=notes,
             warmup=None if onset is None else Warmup(window, workload.warmup_s, found),
+            errors=self._errors(plan, offer) if plan.bands and not interrupted else {},
         )
+
+    def _errors(self, plan: DrivePlan, offer: Offer) -> Mapping[str, float]:
+        stays = [r.last_ns - r.sent_ns for r in offer.done if r.last_ns is not None]
+        if not stays:
+            return {}
+        mean_s = float(np.mean(stays)) / 1e9
+        return prediction_errors(self.twin, plan.schedule.workload, self._doubt, stay_s=mean_s)
 
 
 def server_facts(twin: Twin, fleet: Fleet | None = None) -> Mapping[str, object]:

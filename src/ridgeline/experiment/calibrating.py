@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.domain.bands import TOKENS
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import Sample, take_sample, throughput
@@ -36,6 +37,11 @@ FIGURES: Mapping[str, float] = {
     "itl_mean_s": 0.07, "itl_p50_s": 0.05, "itl_p95_s": 0.20,
     "ttft_mean_s": 0.15, "ttft_p50_s": 0.15, "ttft_p95_s": 0.20,
 }  # fmt: skip
+PATHS: Mapping[str, str] = {
+    "output_tokens_per_s": TOKENS,
+    **{n: f"{n[:-2].replace('_', '_s.')}" for n in FIGURES if n != "output_tokens_per_s"},
+}  # fmt: skip
+LEAST = 0.02  # no figure is known better than the noise of a repeat
 PULL = 0.8  # hosts differ more than the kernels of one GPU: a wide start, as a logarithm
 Said = Callable[[str], None]
 
@@ -68,6 +74,26 @@ class Calibration:
     observations: tuple[Observation, ...]
     before: tuple[Mapping[str, float], ...]
     after: tuple[Mapping[str, float], ...]
+    covariance: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def residuals(self) -> dict[str, float]:
+        """What the fit left over, by the figure's path in a Summary: an RMS of logarithms.
+
+        No smaller than LEAST: few runs can be met by chance. The fit took some of the freedom.
+        """
+        found = {}
+        for name in FIGURES:
+            off = [
+                np.log(a[name] / o.figures[name])
+                for o, a in zip(self.observations, self.after, strict=True)
+                if name in o.figures and name in a
+            ]
+            if off:
+                free = max(1.0, len(off) - len(self.informed) / len(FIGURES))
+                rms = float(np.sqrt(np.sum(np.square(off)) / free))
+                found[PATHS[name]] = round(max(rms, LEAST), 3)
+        return found
 
     @property
     def informed(self) -> tuple[str, ...]:
@@ -83,6 +109,8 @@ class Calibration:
             "constants": dict(self.constants),
             "errors": dict(self.errors),
             "informed": list(self.informed),
+            "covariance": [list(row) for row in self.covariance],
+            "residuals": self.residuals,
             "runs": [
                 {"name": o.name, "repeats": o.repeats, "measured": dict(o.figures),
                  "before": dict(b), "after": dict(a)}
@@ -229,6 +257,7 @@ def calibrate(
         observations=tuple(observations),
         before=tuple(simulate(o, base) for o in observations),
         after=tuple(simulate(o, fitted.constants) for o in observations),
+        covariance=fitted.covariance,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ridgeline.domain.accounting import Bounds
+from ridgeline.domain.bands import bands_of
 from ridgeline.domain.defaults import WEIGHT_FORMATS
 from ridgeline.domain.errors import BadInput, RidgelineError, StoreError
 from ridgeline.domain.knobs import Configuration
@@ -121,7 +122,7 @@ def _drive(
         schedule = draw_schedule(run.workload)
         with engine.start(run.configuration) as endpoint:
             plan = DrivePlan(
-                schedule, meta.salt, run.endpoint, timeouts, meta.configuration.routing
+                schedule, meta.salt, run.endpoint, timeouts, meta.configuration.routing, bands=True
             )
             try:
                 driven.facts = endpoint.drive(plan, sink, watch)
@@ -223,6 +224,7 @@ def figures(meta: RunMeta, records: RunRecords, facts: RunFacts) -> Summary:
     summary = with_parts(summary, records, facts.window, meta.workload, meta.configuration.gpus)
     if not summary.steps:  # a twin has its own, exact
         summary = _accounted(summary, meta.configuration, records, facts)
+    summary = replace(summary, bands=bands_of(summary, facts.errors))
     evidence = Evidence(records, facts, summary, meta.workload, meta.slo)
     found = judge(evidence)
     if summary.load_steps:

@@ -25,11 +25,15 @@ MOST = {
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Constants after a fit. `errors` are standard errors as shares of the values."""
+    """Constants after a fit. `errors` are standard errors as shares of the values.
+
+    `covariance`: of the logarithms of `names`, in that order.
+    """
 
     constants: Constants
     names: tuple[str, ...]
     errors: dict[str, float]
+    covariance: tuple[tuple[float, ...], ...] = ()
 
     @property
     def values(self) -> dict[str, float]:
@@ -75,9 +79,11 @@ def fit(
     )
     covariance = np.linalg.inv(found.jac.T @ found.jac)
     spread = max(1.0, float(np.mean(np.square(found.fun))))
-    errors = np.sqrt(np.diag(covariance) * spread)
+    covariance = covariance * spread
+    errors = np.sqrt(np.diag(covariance))
     return Fitted(
         of(found.x - 1.0),
         tuple(names),
         {n: round(float(e), 3) for n, e in zip(names, errors, strict=True)},
+        tuple(tuple(float(f"{v:.3g}") for v in row) for row in covariance.tolist()),
     )

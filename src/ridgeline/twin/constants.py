@@ -101,6 +101,11 @@ def priors_for(gpu_name: str) -> Constants:
     return replace(PRIORS, **_fitted().get(gpu_name, {}))
 
 
+def is_fitted(gpu_name: str) -> bool:
+    """Whether the GPU has constants of its own, fitted to public measurements."""
+    return gpu_name in _fitted()
+
+
 @cache
 def _fitted() -> Mapping[str, Mapping[str, Any]]:
     text = files("ridgeline.twin").joinpath("data/efficiencies.json").read_text("utf-8")

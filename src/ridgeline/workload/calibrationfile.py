@@ -1,7 +1,9 @@
 """The file that `ridgeline calibrate` writes and a study file names."""
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Calibration
@@ -20,8 +22,28 @@ def read_calibration(path: Path) -> Calibration:
         raise BadInput("is no calibration file", where=str(path), fix=HOW)
     gpu, constants = body.get("gpu"), body.get("constants")
     if isinstance(gpu, str) and isinstance(constants, dict) and _all_positive(constants):
-        return Calibration(gpu, {str(n): float(v) for n, v in constants.items()})
+        values = {str(n): float(v) for n, v in constants.items()}
+        return Calibration(gpu, values, *_uncertainty(body, values, path))
     raise BadInput("is damaged: it needs a GPU and constants above 0", where=str(path), fix=HOW)
+
+
+def _uncertainty(
+    body: dict[str, Any], constants: dict[str, float], path: Path
+) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...], dict[str, float]]:
+    """Names, covariance and residuals; all empty in a file without them (an older one)."""
+    matrix, left = body.get("covariance") or [], body.get("residuals") or {}
+    try:
+        rows = tuple(tuple(float(v) for v in row) for row in matrix)
+        residuals = {str(n): float(v) for n, v in left.items()}
+        square = all(len(row) == len(rows) for row in rows) and len(rows) in (0, len(constants))
+        if not square or not all(math.isfinite(v) for row in rows for v in row):
+            raise ValueError
+        if not all(0 <= v < math.inf for v in residuals.values()):
+            raise ValueError
+    except (TypeError, ValueError, AttributeError):
+        what = "is damaged: its covariance or residuals are no numbers that fit its constants"
+        raise BadInput(what, where=str(path), fix=HOW) from None
+    return (tuple(constants) if rows else ()), rows, residuals
 
 
 def _all_positive(constants: dict[object, object]) -> bool:

@@ -1,0 +1,110 @@
+"""How far a twin's prediction may be off: short runs of it with other constants."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ridgeline.domain.bands import LATENCIES, TOKENS
+from ridgeline.domain.errors import RidgelineError
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.metrics import Sample, take_sample, throughput
+from ridgeline.domain.records import MemorySink
+from ridgeline.domain.run import Window
+from ridgeline.domain.workload import Workload
+from ridgeline.twin.fleet import Fleet, Twin
+from ridgeline.twin.offer import Offer
+from ridgeline.twin.results import request_record, step_table
+from ridgeline.twin.uncertainty import Doubt, calibrated_doubt, design, prior_doubt, spread
+from ridgeline.workload.schedule import draw_schedule
+
+LEAST_S = 5.0  # window of a short run
+MOST_KEPT = 256  # results of earlier calls: a study asks for each configuration once a repeat
+_known: dict[str, dict[str, float]] = {}
+
+
+def doubt_of(configuration: Configuration) -> Doubt:
+    """What is not known about the constants that the configuration's twin computes with."""
+    device = configuration.device()
+    name = "" if device is None else device.name
+    made = configuration.calibration
+    if made is None or made.gpu != name or not made.covariance:
+        return prior_doubt(name)
+    return calibrated_doubt(name, made.names, made.covariance, made.residuals)
+
+
+def prediction_errors(
+    twin: Twin, workload: Workload, doubt: Doubt, *, stay_s: float
+) -> dict[str, float]:
+    """Standard errors (logarithms) of the figures by path; empty where short runs show nothing.
+
+    One replica with its share of the load stands for several. `stay_s` is how long a request stays
+    (mean E2E): a window must outlast it.
+    """
+    one, load = _one_replica(twin, _short(workload, stay_s))
+    key = repr((one.shape.name, one.gpu.name, one.knobs, one.constants, doubt, load))
+    if key not in _known:
+        if len(_known) >= MOST_KEPT:
+            _known.clear()
+        _known[key] = _errors(one, load, doubt)
+    return _known[key]
+
+
+def _errors(twin: Twin, load: Workload, doubt: Doubt) -> dict[str, float]:
+    try:
+        seen = [
+            figures(replace(twin, constants=constants), load)
+            for constants in design(twin.constants, doubt.directions)
+        ]
+    except RidgelineError:
+        return {}
+    return spread(seen, doubt)
+
+
+def _short(load: Workload, stay_s: float) -> Workload:
+    window, before = max(LEAST_S, 2 * stay_s), max(LEAST_S / 2, 1.5 * stay_s)
+    return replace(
+        load,
+        duration_s=min(load.duration_s, window),
+        warmup_s=min(load.warmup_s, before),
+        seed=0,
+    )
+
+
+def _one_replica(twin: Twin, load: Workload) -> tuple[Twin, Workload]:
+    copies = twin.knobs.data_parallel
+    if copies == 1 or twin.knobs.api_servers != copies:
+        return twin, load
+    arrivals = load.arrivals
+    if arrivals.users is not None:
+        arrivals = replace(arrivals, users=max(1, round(arrivals.users / copies)))
+    elif arrivals.rate_per_s is not None:
+        arrivals = replace(arrivals, rate_per_s=arrivals.rate_per_s / copies)
+    knobs = replace(twin.knobs, data_parallel=1, api_servers=1)
+    return replace(twin, knobs=knobs), replace(load, arrivals=arrivals)
+
+
+def figures(twin: Twin, load: Workload) -> dict[str, float]:
+    """The figures of a run by path, those above 0 that its sample has."""
+    offer = Offer(draw_schedule(load))
+    fleet = Fleet(twin, offer)
+    offer.begin(fleet)
+    fleet.run_until(None)
+    sink = MemorySink()
+    for request in offer.requests:
+        sink.request(request_record(request, fleet.replicas[request.replica]))
+    sink.steps(step_table(fleet))
+    records = sink.records()
+    sample = take_sample(records, Window(offer.window_start, offer.window_end))
+    found = {path: _statistic(sample, *path.split(".")) for path in LATENCIES}
+    found[TOKENS] = throughput(records, sample, 1).output_tokens_per_s or 0.0
+    return {n: v for n, v in found.items() if v > 0}
+
+
+def _statistic(sample: Sample, name: str, statistic: str) -> float:
+    """Also of samples that are too small for an honest percentile: it is only compared."""
+    values = sample.successes(name)
+    if not len(values):
+        return 0.0
+    if statistic == "mean":
+        return float(values.mean())
+    return float(np.quantile(values, float(statistic[1:]) / 100))
