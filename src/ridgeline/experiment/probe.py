@@ -24,7 +24,7 @@ from ridgeline.engines.twin import twin_of
 WARMUP_S, WINDOW_S = 3.0, 10.0
 START_S = 100.0  # a usual start of vLLM with a model of a few billion parameters
 LONGEST = 3000  # tokens, or what max_model_len leaves room for
-CROWD = 200
+SLOTS, CROWD = 256, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,17 @@ def _lengths(low: int, high: int) -> Lengths:
     return Lengths((low + high) / 2, (high - low) / (high + low))
 
 
+def probed(configuration: Configuration) -> Configuration:
+    """The configuration with room for a crowd: its constants are the host's, not its settings'."""
+    knobs = configuration.knobs
+    changes: dict[str, Any] = {"enable_prefix_caching": False}
+    if (knobs.max_num_seqs or 0) < SLOTS:
+        changes["max_num_seqs"] = SLOTS
+    if knobs.max_num_batched_tokens is not None and knobs.max_num_batched_tokens < LONGEST:
+        changes["max_num_batched_tokens"] = LONGEST
+    return replace(configuration, knobs=knobs.with_changes(changes))
+
+
 def probe_loads(configuration: Configuration) -> tuple[Load, ...]:
     """The traffic for one configuration, sized by its limits.
 
@@ -64,7 +75,7 @@ def probe_loads(configuration: Configuration) -> tuple[Load, ...]:
     uncaptured = min(captured + captured // 4 + 64, longest)
     if longest < 512:
         raise BadInput(
-            f"a probe needs prompts of 512 tokens, max_model_len {knobs.max_model_len} is too short",
+            f"a probe needs prompts of 512 tokens and max_model_len is {knobs.max_model_len}",
             where="max_model_len",
         )
     crowd = min(CROWD, knobs.max_num_seqs)
@@ -87,6 +98,7 @@ def probe_study(configuration: Configuration, *, name: str = "probe") -> str:
     """The study file (YAML) that probes a configuration. Errors as in `probe_loads`."""
     import yaml  # noqa: PLC0415  heavy
 
+    configuration = probed(configuration)
     loads = probe_loads(configuration)
     first = loads[0]
     body: dict[str, Any] = {"name": name, "model": configuration.model, "engine": "vllm"}
