@@ -68,17 +68,17 @@ def test_a_band_is_log_normal_around_the_figure() -> None:
 
     priced = replace(HOST, price_per_gpu_hour=4.0)
     summary = summarise(sink.records(), facts.window, facts=facts, configuration=priced, slo=Slo())
-    bands = bands_of(summary, {TOKENS: 0.1, "ttft_s.p95": 0.2})
+    bands = bands_of(summary, {TOKENS: 0.1, "ttft_s.mean": 0.2})
     rate = summary.throughput.output_tokens_per_s
     assert rate is not None
     assert bands[TOKENS].low == pytest.approx(rate * exp(-0.1 * Z))
-    assert bands["ttft_s.p95"].high == pytest.approx(summary.ttft_s.p95 * exp(0.2 * Z))
+    assert bands["ttft_s.mean"].high == pytest.approx(summary.ttft_s.mean * exp(0.2 * Z))
     cost = value_at(summary, "cost.usd_per_million_output_tokens")
     assert cost is not None
     assert bands["cost.usd_per_million_output_tokens"].high == pytest.approx(cost * exp(0.1 * Z))
     assert "itl_s.p95" not in bands
     # No figure, no band; among failures it is infinite, and so no band either.
-    bare = replace(summary, ttft_s=Percentiles(p95=float("inf")), throughput=Throughput())
-    assert set(bands_of(bare, {TOKENS: 0.1, "ttft_s.p95": 0.2})) == {
+    bare = replace(summary, ttft_s=Percentiles(mean=float("inf")), throughput=Throughput())
+    assert set(bands_of(bare, {TOKENS: 0.1, "ttft_s.mean": 0.2})) == {
         "cost.usd_per_million_output_tokens", "cost.usd_per_thousand_requests"
     }  # fmt: skip
