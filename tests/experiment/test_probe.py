@@ -46,7 +46,7 @@ def test_each_load_makes_the_steps_that_it_is_there_for() -> None:
     carried = mixed.prefill_tokens > 0
     assert (mixed.mode[carried] == PIECEWISE_GRAPH).mean() > 0.9
     assert 0.1 < carried.mean() < 0.9
-    assert np.quantile(crowd.decode_tokens, 0.75) > 100
+    assert np.quantile(crowd.decode_tokens, 0.75) > 80
 
 
 def test_the_file_is_a_study_of_one_engine_under_three_minutes(tmp_path: Path) -> None:

@@ -61,9 +61,16 @@ def _errors(twin: Twin, load: Workload, doubt: Doubt) -> dict[str, float]:
 
 
 def _short(load: Workload, stay_s: float) -> Workload:
+    """A stepped load at its busiest step; a warm-up of fixed length."""
     window, before = max(LEAST_S, 2 * stay_s), max(LEAST_S / 2, 1.5 * stay_s)
+    arrivals = load.arrivals
+    if arrivals.steps:
+        users, rate = arrivals.peak_users, arrivals.peak_rate_per_s
+        arrivals = replace(arrivals, steps=(), users=users, rate_per_s=None if users else rate)
     return replace(
         load,
+        arrivals=arrivals,
+        warmup_auto=False,
         duration_s=min(load.duration_s, window),
         warmup_s=min(load.warmup_s, before),
         seed=0,
@@ -74,13 +81,8 @@ def _one_replica(twin: Twin, load: Workload) -> tuple[Twin, Workload]:
     copies = twin.knobs.data_parallel
     if copies == 1 or twin.knobs.api_servers != copies:
         return twin, load
-    arrivals = load.arrivals
-    if arrivals.users is not None:
-        arrivals = replace(arrivals, users=max(1, round(arrivals.users / copies)))
-    elif arrivals.rate_per_s is not None:
-        arrivals = replace(arrivals, rate_per_s=arrivals.rate_per_s / copies)
     knobs = replace(twin.knobs, data_parallel=1, api_servers=1)
-    return replace(twin, knobs=knobs), replace(load, arrivals=arrivals)
+    return replace(twin, knobs=knobs), replace(load, arrivals=load.arrivals.scaled(1 / copies))
 
 
 def figures(twin: Twin, load: Workload) -> dict[str, float]:
