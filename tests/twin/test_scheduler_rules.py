@@ -79,12 +79,12 @@ def test_who_gives_way_itself_ends_the_loop_only_in_021(version, others):
     assert traces(s, 1) == [{1: 1}]
 
 
-def test_prompts_wait_for_every_third_step_while_others_decode():
+def test_prompts_wait_three_steps_after_the_last_one_while_others_decode():
     s = engine(version="0.33", prefill_schedule_interval=3, max_num_seqs=8)
     s.add(request(0, 10, 9))
     assert traces(s, 2) == [{0: 10}, {0: 1}]  # steps 0 and 1
     s.add(request(1, 10, 2))
-    # Step 2 is off the beat: the prompt waits although there is room. Step 3 takes it.
+    # Two steps after the last prompt it waits although there is room. Step 3 takes it.
     assert traces(s, 3) == [{0: 1}, {0: 1, 1: 10}, {0: 1, 1: 1}]
 
 
@@ -109,8 +109,8 @@ def test_prompts_that_pile_up_suspend_the_interval():
         s.add(request(number, 11, 20))
     # Step 4 is on the beat and leaves request 2 waiting: the next steps go on admitting.
     assert traces(s, 2) == [{0: 1, 1: 11}, {0: 1, 1: 1, 2: 10}]
-    # Now nobody waits, so the last token of request 2's prompt is due at step 8 only.
-    assert traces(s, 3) == [{0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1, 2: 1}]
+    # Now nobody waits, so the rest of request 2's prompt is due four steps after the last, at 9.
+    assert traces(s, 4) == [{0: 1, 1: 1}] * 3 + [{0: 1, 1: 1, 2: 1}]
 
 
 @pytest.mark.parametrize(("prompt", "computed"), [(64, 16), (70, 6)])

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,17 +128,26 @@ def make_model(python: Path, folder: Path) -> Path:
 
 @contextmanager
 def serve(
-    python: Path, model: Path, log: Path, first_prompt: str = "Is anybody there?"
+    python: Path,
+    model: Path,
+    log: Path,
+    first_prompt: str = "Is anybody there?",
+    *,
+    flags: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[RealVllm]:
-    """A server on a free loopback port; nothing of it outlives the context, nor a killed pytest."""
+    """A server on a free loopback port; nothing of it outlives the context, nor a killed pytest.
+
+    Later `flags` win over those that all servers here have.
+    """
     port = free_port()
     # VLLM_CPU_KVCACHE_SPACE counts in whole GiB and would override --kv-cache-memory-bytes
     command = [
         "env", "-u", "VLLM_CPU_KVCACHE_SPACE",
         str(python), "-P", "-m", "vllm.entrypoints.openai.api_server",
-        f"--model={model}", f"--port={port}", *FLAGS,
+        f"--model={model}", f"--port={port}", *FLAGS, *flags,
     ]  # fmt: skip
-    process = EngineProcess(command, log, ENVIRONMENT)
+    process = EngineProcess(command, log, {**ENVIRONMENT, **(environment or {})})
     try:
         server = RealVllm(f"http://127.0.0.1:{port}", log)
         wait_until_it_answers(server, process, first_prompt)

@@ -1,4 +1,4 @@
-"""`ridgeline twin`: serve the twin over HTTP, paced in real time."""
+"""`ridgeline twin`: serve the twin over HTTP, or show its steps beside a real engine's."""
 
 from pathlib import Path
 from typing import Annotated
@@ -56,12 +56,30 @@ def twin(
             help="Ask for real-time scheduling, so that a busy machine does not delay tokens.",
         ),
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT",
+            help="Do not serve: simulate FILE's load at once and write every step, as JSON lines.",
+        ),
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LOG",
+            help="Do not serve: give the twin the arrivals of a real engine's step log (see"
+            " docs/twin.md) and show the first step that differs (exit code 1). With --trace the"
+            " twin's steps are written.",
+        ),
+    ] = None,
 ) -> int:
     """Serve the digital twin as an OpenAI-compatible server, in real time.
 
     It answers as vLLM would under FILE's configuration: /v1/chat/completions, /v1/completions,
     /v1/models, /tokenize, /metrics and /health. One token is one word. Ctrl-C ends it.
     """
+    if replay is not None or trace is not None:
+        return _steps(file, experiment, trace, replay)
     from ridgeline.engines.twin_server import launch  # noqa: PLC0415  --help must be quick
     from ridgeline.engines.twin_server.process import serve_until_signal  # noqa: PLC0415
 
@@ -100,6 +118,36 @@ def twin(
         say(f"ridgeline twin: serving {url} ({what}); Ctrl-C ends it")
 
     return serve_until_signal(server, ready, real_time=realtime)
+
+
+def _steps(
+    file: Path | None, experiment: str | None, trace: Path | None, replay: Path | None
+) -> int:
+    """Write the twin's steps, or hold them against an engine's; 1 when they differ."""
+    from ridgeline.engines.twin_steps import compare, record  # noqa: PLC0415  --help must be quick
+
+    if replay is not None:
+        if file is not None:
+            raise BadInput(
+                "the log says which settings it was made with",
+                where="--replay",
+                fix="leave FILE out",
+            )
+        found = compare(replay, trace)
+        say(f"{found.logs} engine runs, {found.steps} steps: {found.words()}")
+        return 1 if found.differences else 0
+    if file is None:
+        raise BadInput(
+            "needs a study file", where="--trace", fix="or an engine's log: --replay LOG"
+        )
+    assert trace is not None
+    from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
+
+    study = load_study(file)
+    spec = study.experiment(experiment) if experiment is not None else study.baseline
+    steps = record(spec.configuration, spec.workload, trace)
+    say(f"{steps} steps of experiment {spec.name} written to {trace}")
+    return 0
 
 
 def _fixed(ttft_ms: float | None, itl_ms: float | None) -> tuple[int, int] | None:

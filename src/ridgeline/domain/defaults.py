@@ -14,7 +14,7 @@ from ridgeline.domain.hardware import Gpu
 from ridgeline.domain.knobs import Knobs
 from ridgeline.domain.model import ModelShape
 
-VERSIONS = ("0.21", "0.33")
+VERSIONS = ("0.21", "0.32", "0.33")
 GIB = 1 << 30
 
 # Accepted values and what they mean in bytes per element.
@@ -123,7 +123,7 @@ def resolve(knobs: Knobs, gpu: Gpu, model: ModelShape, version: str = "0.21") ->
     full, piecewise = _graph_kinds(knobs)
     method, drafts = _drafts(knobs)
     # Release 0.21 schedules synchronously under drafting on the CPU.
-    asynchronous = _given(knobs.async_scheduling, release == "0.33" or method != "ngram")
+    asynchronous = _given(knobs.async_scheduling, release != "0.21" or method != "ngram")
     return ResolvedKnobs(
         version=release,
         max_num_seqs=seqs,
@@ -174,7 +174,7 @@ def default_capture_sizes(largest: int, max_num_seqs: int | None, release: str) 
     Release 0.33 also captures max_num_seqs itself.
     """
     sizes = {1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)}
-    if release == "0.33" and max_num_seqs is not None:
+    if release != "0.21" and max_num_seqs is not None:
         sizes.add(max_num_seqs)
     return tuple(sorted(s for s in sizes if s <= largest))
 
@@ -183,8 +183,8 @@ def default_batch_limits(gpu: Gpu, release: str) -> tuple[int, int]:
     """(max_num_seqs, max_num_batched_tokens) that `vllm serve` takes for the device."""
     memory = gpu.total_memory_bytes
     if memory >= 160 * GIB:
-        return 1024, 16384 if release == "0.33" else 8192
-    small = "A100" in gpu.name or (release == "0.33" and gpu.name == "GB10")
+        return 1024, 16384 if release != "0.21" else 8192
+    small = "A100" in gpu.name or (release != "0.21" and gpu.name == "GB10")
     if memory >= 70 * GIB and not small:
         return 1024, 8192
     return 256, 2048
@@ -194,7 +194,7 @@ def _release(version: str) -> str:
     release = ".".join(version.split(".")[:2])
     if release not in VERSIONS:
         raise BadInput(
-            f"the twin knows the engine's releases {' and '.join(VERSIONS)}, not {version}",
+            f"the twin knows the engine's releases {', '.join(VERSIONS)}, not {version}",
             where="engine_version",
         )
     return release
@@ -388,7 +388,7 @@ def _captures(
                 fix="leave one of the two out",
             )
         return kept
-    large = release == "0.33" and gpu.compute_capability.startswith("10.")
+    large = release != "0.21" and gpu.compute_capability.startswith("10.")
     default = min(2 * seqs * per_decode, 1024 if large else 512)
     asked = _positive("max_cudagraph_capture_size", knobs.max_cudagraph_capture_size, default)
     largest = min(asked, tokens)

@@ -11,7 +11,7 @@ releasing a long request costs one entry.
 from collections import deque
 from typing import NamedTuple
 
-from ridgeline.twin.request import FreeRun, Request
+from ridgeline.twin.request import FreeRun, Request, SharedBlock
 
 
 class Hits(NamedTuple):
@@ -48,7 +48,7 @@ class BlockPool:
         self.unhashed_first = unhashed_first
         self.free = blocks
         self._queue: deque[FreeRun] = deque([FreeRun(blocks)])
-        self._shared: dict[tuple[int, int], _Shared] = {}
+        self._shared: dict[tuple[int, int], list[SharedBlock]] = {}  # copies of equal contents
 
     @property
     def used(self) -> int:
@@ -61,38 +61,38 @@ class BlockPool:
 
     def lookup(self, request: Request) -> Hits:
         """What a request that waits could reuse. Ends one token before its last one."""
-        if not self.caching or (request.group is None and request.own_free is None):
+        if not self.caching or not (request.shared_tokens or request.own_free):
             return NO_HITS
         limit = (request.total - 1) // self.block_size
         shared = idle = 0
         if request.group is not None:
             last, size = min(request.shared_tokens // self.block_size, limit), self.block_size
             while shared < last:
-                block = self._shared.get(request.block_key(shared, size))
-                if block is None:
+                blocks = self._shared.get(request.block_key(shared, size))
+                if blocks is None:
                     break
-                idle += block.idle is not None
+                idle += blocks[0].idle is not None
                 shared += 1
         own = 0
         # Its own blocks follow the prefix in the hash chain: they count if the chain gets there.
-        if request.own_free is not None and shared == request.shared_held:
+        if request.own_free is not None and shared == request.own_from:
             own = max(0, min(request.own_free.count, request.own_full, limit - shared))
         return Hits(shared, own, idle + own)
 
     def claim(self, request: Request, hits: Hits) -> None:
         """Let the request hold the blocks it hit."""
         for place in range(hits.shared):
-            block = self._shared[request.block_key(place, self.block_size)]
+            block = self._shared[request.block_key(place, self.block_size)][0]
             if block.idle is not None:
                 block.idle.count = 0
                 block.idle = None
                 self.free -= 1
             block.holders += 1
+            request.shared_blocks.append(block)
         if hits.own:
             assert request.own_free is not None
             request.own_free.count -= hits.own
             self.free -= hits.own
-        request.shared_held = hits.shared
         request.own_free = None
         assert self.free >= 0
 
@@ -108,8 +108,8 @@ class BlockPool:
             part = min(blocks, head.count)
             head.count -= part
             blocks -= part
-            if part and head.key is not None:
-                del self._shared[head.key]
+            if part and head.block is not None:
+                self._forget(head.block)
             if not head.count:
                 queue.popleft()
 
@@ -120,34 +120,45 @@ class BlockPool:
             if self.caching:
                 self._queue.append(FreeRun(blocks))
 
-    def publish(self, request: Request) -> None:
-        """Make the full prefix blocks that were just scheduled findable for the group.
+    def _forget(self, block: SharedBlock) -> None:
+        blocks = self._shared[block.key]
+        blocks.remove(block)
+        if not blocks:
+            del self._shared[block.key]
 
-        A block that the group already has stays the request's own copy, and so do those after it.
+    def publish(self, request: Request, tokens: int | None = None) -> None:
+        """Make the full prefix blocks that were just scheduled findable for others.
+
+        Whoever computes a block that is there already keeps a copy of its own: hits go to the
+        oldest copy. `tokens`: so many are known, where that is fewer than are computed.
         """
-        if not self.caching or request.group is None or request.duplicate:
+        if not self.caching or not request.shared_tokens:
             return
-        full = min(request.computed, request.shared_tokens) // self.block_size
-        while request.shared_held < full:
-            key = request.block_key(request.shared_held, self.block_size)
-            if key in self._shared:
-                request.duplicate = True
-                return
-            self._shared[key] = _Shared()
-            request.shared_held += 1
+        known = request.computed if tokens is None else tokens
+        full = min(known, request.shared_tokens) // self.block_size
+        held = request.shared_blocks
+        while len(held) < full:
+            block = SharedBlock(request.block_key(len(held), self.block_size))
+            self._shared.setdefault(block.key, []).append(block)
+            held.append(block)
 
-    def release(self, request: Request) -> None:
-        """Give back everything that the request holds (`computed` tokens), tail first."""
+    def release(self, request: Request, hashed: int | None = None) -> None:
+        """Give back everything that the request holds (`computed` tokens), tail first.
+
+        `hashed`: so many tokens are known to the cache; fewer than are computed when the last of
+        them are in flight.
+        """
         blocks = self.blocks_for(request.computed)
         if request.chain is not None:  # the answer's blocks, which the next turn may begin with
-            self.publish(request)
-        request.duplicate = False
+            self.publish(request, hashed)
         if not self.caching:
             self.free += blocks
             assert self.free <= self.capacity
             return
-        own = blocks - request.shared_held
-        request.own_full = request.computed // self.block_size - request.shared_held
+        held = request.shared_blocks
+        own = blocks - len(held)
+        full = (request.computed if hashed is None else hashed) // self.block_size
+        request.own_from, request.own_full = len(held), full - len(held)
         self.free += own
         if own > request.own_full and self.unhashed_first:
             self._queue.appendleft(FreeRun(1))
@@ -155,14 +166,13 @@ class BlockPool:
         if own:
             request.own_free = FreeRun(own)
             self._queue.append(request.own_free)
-        for place in range(request.shared_held - 1, -1, -1):
-            key = request.block_key(place, self.block_size)
-            block = self._shared[key]
+        for block in reversed(held):
             block.holders -= 1
             if not block.holders:
-                block.idle = FreeRun(1, key)
+                block.idle = FreeRun(1, block)
                 self._queue.append(block.idle)
                 self.free += 1
+        held.clear()
         assert self.free <= self.capacity
 
     def check(self) -> None:
@@ -170,15 +180,6 @@ class BlockPool:
         assert 0 <= self.free <= self.capacity
         if self.caching:
             assert sum(run.count for run in self._queue) == self.free
-            for block in self._shared.values():
-                assert (block.holders == 0) == (block.idle is not None)
-
-
-class _Shared:
-    """A block of a group's prefix: how many hold it, and its entry in the free queue if none."""
-
-    __slots__ = ("holders", "idle")
-
-    def __init__(self) -> None:
-        self.holders = 1
-        self.idle: FreeRun | None = None
+            for blocks in self._shared.values():
+                for block in blocks:
+                    assert (block.holders == 0) == (block.idle is not None)

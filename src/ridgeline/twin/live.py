@@ -18,7 +18,7 @@ def abort(fleet: Fleet, request: Request) -> None:
     if request in replica.inbox:
         replica.inbox.remove(request)
         fleet.forget(request)
-    elif request in scheduler.waiting:
+    elif request in scheduler.waiting and not request.ending:
         scheduler.waiting.remove(request)
         fleet.forget(request)
     elif request.decoding:

@@ -25,7 +25,6 @@ class Request:
         "chain",
         "computed",
         "decoding",
-        "duplicate",
         "ending",
         "failure",
         "finish_step",
@@ -37,8 +36,10 @@ class Request:
         "number",
         "output",
         "own_free",
+        "own_from",
         "own_full",
         "phase",
+        "place",
         "preemptions",
         "priority",
         "produced",
@@ -50,7 +51,7 @@ class Request:
         "runs",
         "scheduled_ns",
         "sent_ns",
-        "shared_held",
+        "shared_blocks",
         "shared_tokens",
         "status",
         "turn",
@@ -100,12 +101,13 @@ class Request:
         self.base_produced = 0
         self.finish_step = -1
         self.phase = 0
+        self.place = 0  # in the running list: later ones stand behind
         self.preemptions = 0
-        # KV blocks: leading blocks held by reference, and what of its own is still in the free list
-        self.shared_held = 0
-        self.duplicate = False
+        # KV blocks: leading blocks that others may find, and what of its own lies in the free list
+        self.shared_blocks: list[SharedBlock] = []
         self.held = 0  # blocks in all, while it drafts
         self.own_free: FreeRun | None = None
+        self.own_from = 0  # blocks before its own when it last gave them back
         self.own_full = 0
         # steps that gave a token
         self.run_first = -1
@@ -158,15 +160,29 @@ class Request:
         return StepRuns(self.replica, runs[:, 0], runs[:, 1])
 
 
+class SharedBlock:
+    """A block whose contents others may find by its key: how many hold it.
+
+    `idle` is its entry in the free list when nobody does.
+    """
+
+    __slots__ = ("holders", "idle", "key")
+
+    def __init__(self, key: tuple[int, int]) -> None:
+        self.key = key
+        self.holders = 1
+        self.idle: FreeRun | None = None
+
+
 class FreeRun:
     """Free blocks that lie next to each other in the free list.
 
-    `key` names a block of a shared prefix (then count is 1); otherwise the blocks are one
+    `block` is set for one that others may find (then count is 1); otherwise the blocks are one
     request's own, taken for reuse from the tail of that request.
     """
 
-    __slots__ = ("count", "key")
+    __slots__ = ("block", "count")
 
-    def __init__(self, count: int, key: tuple[int, int] | None = None) -> None:
+    def __init__(self, count: int, block: SharedBlock | None = None) -> None:
         self.count = count
-        self.key = key
+        self.block = block

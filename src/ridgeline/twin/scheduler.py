@@ -42,7 +42,7 @@ class Scheduler:
             blocks,
             knobs.block_size,
             caching=knobs.prefix_caching,
-            unhashed_first=knobs.version == "0.33",
+            unhashed_first=knobs.version != "0.21",
         )
         self._by_priority = knobs.scheduling_policy == "priority"
         self.waiting: deque[Request] | PriorityQueue = (
@@ -51,14 +51,18 @@ class Scheduler:
         self.running: dict[Request, None] = {}
         self.step = 0
         self.preemptions = 0
+        self.last_preempted: list[Request] = []  # by the last call of `schedule`
         self.queried_tokens = 0
         self.hit_tokens = 0
         self._budget = knobs.max_num_scheduled_tokens
         self._slots = knobs.max_num_active_seqs
         self._block_size = knobs.block_size
-        self._may_defer = knobs.prefill_schedule_interval > 1
         self._trace = trace
         self._always_walk = always_walk
+        self._admissions = 0
+        self._interval = knobs.prefill_schedule_interval if knobs.version == "0.33" else 1
+        self._prefill_step = -self._interval  # the last step that carried a prompt
+        self._in_flight = 0  # steps whose `update` is still to come
         self._prefill_bound = False  # the last step that could admit left requests waiting
         self._partials: list[Request] = []
         self._decoders = 0
@@ -80,10 +84,11 @@ class Scheduler:
     def schedule(self) -> Decision | None:
         """Decide the next step; None when nothing can run."""
         decision = Decision(self.step)
+        self.last_preempted = decision.preempted
         if self._trace:
             decision.trace = {}
         decoders = self._decoders
-        deferred = self._may_defer and self._defers_prefill()
+        deferred = self._interval > 1 and self._defers_prefill()
         partials = [] if deferred else self._partials
         need = self._phases[self.step % self._block_size] if decoders else 0
         # One prompt under way is always the last of the list, unless a cap on long prompts lets
@@ -99,37 +104,45 @@ class Scheduler:
             left = self._budget - decision.decodes - decision.prefill_tokens
         else:
             left = self._walk(decision, deferred)
-        if not decision.preempted and not deferred:
+        if partials and decision.prefills:
+            self._prefill_step = self.step
+        if not decision.preempted:
             if left > 0 and self.waiting and len(self.running) < self._slots:
-                self._admit(decision, left)
-            self._prefill_bound = bool(self.waiting)
+                self._admit(decision, left, deferred=deferred)
+            if not deferred:
+                self._prefill_bound = bool(self.waiting)
         if not decision.decodes and not decision.prefills:
             assert not decision.finished
             return None
         self._conclude(decision)
+        self._in_flight += 1
         return decision
 
     def _defers_prefill(self) -> bool:
-        """Prompts wait for every N-th step while others decode, unless they pile up."""
-        interval = self.knobs.prefill_schedule_interval
-        return (
-            interval > 1
-            and self.step % interval != 0
-            and not self._prefill_bound
-            and self._decoding > 0
-        )
+        """Prompts wait for N steps after the last with a prompt, while others decode.
 
-    @property
-    def _decoding(self) -> int:
-        return self._decoders
+        Unless they pile up. Release 0.32 has the knob and uses it between data-parallel ranks only.
+        """
+        return (
+            self.step - self._prefill_step < self._interval
+            and not self._prefill_bound
+            and len(self.running) > len(self._partials)
+        )
 
     def update(self, decision: Decision) -> None:
         """Take note of a step's end: finished requests leave and give their blocks back."""
-        for request in decision.finished:
+        self._in_flight -= 1
+        finished = decision.finished
+        if self.pool.caching and len(finished) > 1:
+            # In the order of the running list: it decides which blocks are reused first.
+            finished = sorted(finished, key=lambda r: r.place)
+        for request in finished:
             request.ending = False
             if request in self.running:
                 del self.running[request]
                 self.pool.release(request)
+            else:  # preempted while its last token was in flight
+                self.waiting.remove(request)
 
     # -- running requests ------------------------------------------------------------------------
 
@@ -252,17 +265,21 @@ class Scheduler:
         victim.preemptions += 1
         self.preemptions += 1
         decision.preempted.append(victim)
-        if victim.ending:  # its last token is in flight: it only gives its blocks up early
-            self.pool.release(victim)
-            return
-        if victim.decoding:
-            victim.close_run(self.step)
-            self._settle(victim)
-            victim.computed += granted
+        hashed = None
+        if victim.decoding or victim.ending:
+            # A token in flight is not known yet: the prefix cache is one decode behind.
+            behind, least = min(self._in_flight, 1), victim.prompt
+            if victim.decoding:
+                least = victim.base_computed
+                victim.close_run(self.step)
+                self._settle(victim)
+                victim.computed += granted
+            hashed = max(least, victim.computed - behind)
         elif victim in self._partials:
             self._partials.remove(victim)
-        self.pool.release(victim)
+        self.pool.release(victim, hashed)
         victim.computed = 0
+        # One whose last token is in flight waits too, until that step ends: `update` takes it out.
         self.waiting.appendleft(victim)
 
     def _capped(self, request: Request) -> int:
@@ -271,7 +288,7 @@ class Scheduler:
         cap = self.knobs.long_prefill_token_threshold
         if not cap or lacks <= cap:
             return lacks
-        if self.knobs.version == "0.33" and len(self.running) + len(self.waiting) == 1:
+        if self.knobs.version != "0.21" and len(self.running) + len(self.waiting) == 1:
             return lacks
         return cap
 
@@ -298,7 +315,7 @@ class Scheduler:
 
     # -- waiting requests ------------------------------------------------------------------------
 
-    def _admit(self, decision: Decision, left: int) -> None:
+    def _admit(self, decision: Decision, left: int, *, deferred: bool) -> None:
         """Admit from the head of the queue until something runs out."""
         pool, waiting = self.pool, self.waiting
         while waiting and left > 0 and len(self.running) < self._slots:
@@ -306,6 +323,8 @@ class Scheduler:
             hits = pool.lookup(request)
             start = hits.blocks * pool.block_size
             lacks = request.total - start
+            if deferred and lacks > 1:
+                break
             request.computed = start
             tokens = self._capped(request)
             request.computed = 0
@@ -325,7 +344,11 @@ class Scheduler:
                 request.admitted = True
                 request.cached = start
                 decision.admitted.append(request)
+            if lacks > 1:
+                self._prefill_step = self.step
             self.running[request] = None
+            self._admissions += 1
+            request.place = self._admissions
             left -= tokens
             if not self._grant_chunk(decision, request, tokens):
                 self._partials.append(request)
@@ -339,7 +362,8 @@ class Scheduler:
         engine does that; here it waits, and `results.stall` tells).
         """
         pool, knobs = self.pool, self.knobs
-        kept = int(knobs.watermark * pool.capacity) if self.running else 0
+        # The engine counts the block that it keeps for itself, too.
+        kept = int(knobs.watermark * (pool.capacity + 1)) if self.running else 0
         ahead = lacks if knobs.reserve_full_isl or not self.running else tokens
         needed = pool.blocks_for(start + ahead) - hits.blocks + hits.idle
         return needed + kept <= pool.free

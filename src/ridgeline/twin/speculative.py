@@ -35,10 +35,6 @@ class SpeculativeScheduler(Scheduler):
         """True while any request waits or still has steps to come."""
         return super().has_work or bool(self._drafting)
 
-    @property
-    def _decoding(self) -> int:
-        return len(self._drafting)
-
     def _walk(self, decision: Decision, deferred: bool) -> int:
         left, pool = self._budget, self.pool
         passed: dict[Request, int] = {}
