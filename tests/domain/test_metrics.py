@@ -11,7 +11,8 @@ from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.metrics import STALL_S, per_second, summarise, take_sample
 from ridgeline.domain.percentile import inverted_cdf, percentiles
 from ridgeline.domain.records import RequestRecord, RunRecords, records_from_requests
-from ridgeline.domain.run import ClientCheck, RunFacts, Verdict, Window
+from ridgeline.domain.replies import server_times_note
+from ridgeline.domain.run import ClientCheck, RunFacts, ServerCounters, Verdict, Window
 from ridgeline.domain.slo import Slo, parse_slo
 from ridgeline.domain.summary import Summary
 
@@ -376,3 +377,36 @@ def test_verdict_and_client_pass_through() -> None:
     assert found.requests.error_rate is None
     assert found.accounting == {}
     assert found.throughput.output_tokens_per_s == 0.0
+
+
+def test_the_answer_behind_the_reasoning_has_its_own_figure() -> None:
+    """Reasoning from 100 to 340 ms, the answer from 350 ms: TTFT 100, first answer 350."""
+    chunks = [*range(100, 341, 10), *range(350, 391, 10)]
+    found = summary(many(20, chunks_ms=chunks, tokens=30, first_answer_ns=350 * MS))
+    assert found.ttft_s.p50 == pytest.approx(0.100)
+    assert found.first_answer_s is not None
+    assert found.first_answer_s.p50 == pytest.approx(0.350)
+    assert found.tpot_s.p50 == pytest.approx(0.010)
+    plain = summary(many(20, chunks_ms=[100, 110], first_answer_ns=100 * MS))
+    assert plain.first_answer_s is None
+    assert summary(many(20, chunks_ms=[100, 110])).first_answer_s is None
+
+
+def test_early_stops_have_a_share() -> None:
+    stopped = [request(i, chunks_ms=[1, 2], tokens=2, planned_output_tokens=9) for i in range(3)]
+    whole = [request(3, chunks_ms=[1, 2], tokens=2, planned_output_tokens=2)]
+    assert summary([*stopped, *whole]).early_stops_share == pytest.approx(0.75)
+    assert summary(whole).early_stops_share == 0.0
+    assert summary([request(failure="no_tokens", end_ns=MS)]).early_stops_share is None
+
+
+def test_a_servers_gap_per_event_is_no_time_per_token() -> None:
+    """ITL sum 30 s over 1000 events for 3000 tokens: 3 tokens an event, TPOT 10 ms, not 30."""
+    speculating = ServerCounters(generation_tokens=3000, output_events=1000, tpot_mean_s=0.010)
+    said = server_times_note(speculating)
+    assert said == ("the server gave 3.0 tokens per output event; its own time per token is 10 ms")
+    # 100 replies of 8 tokens have 7 gaps each: one token an event
+    plain = ServerCounters(requests_ok=100, generation_tokens=800, output_events=700)
+    assert server_times_note(plain) is None
+    assert server_times_note(ServerCounters(generation_tokens=800)) is None
+    assert server_times_note(None) is None

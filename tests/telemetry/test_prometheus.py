@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ridgeline.telemetry.prometheus import (
     Scrape,
+    bucket_of,
     counters_between,
     difference,
     fetch_metrics,
@@ -210,3 +211,38 @@ def test_a_restart_is_seen_even_when_the_counters_have_caught_up() -> None:
     assert not restarted(before, before)
     without = parse_metrics(vllm_page(10, 100, 50))
     assert not restarted(without, after)
+
+
+def test_what_a_histogram_saw_before_the_window_stays_out() -> None:
+    """50 values of 3 s before, 200 of 0.1 s inside: the median's bucket holds 0.1 s."""
+
+    def read(fast: int, slow: int) -> Scrape:
+        edges = (("0.05", 0), ("0.1", fast), ("0.25", fast), ("2.5", fast), ("5.0", fast + slow),
+                 ("+Inf", fast + slow))  # fmt: skip
+        return parse_metrics("".join(
+            f'vllm:time_to_first_token_seconds_bucket{{engine="0",le="{e}"}} {n}\n'
+            for e, n in edges
+        ))  # fmt: skip
+
+    name = "vllm:time_to_first_token_seconds"
+    assert bucket_of(read(0, 50), read(200, 50), name, 0.5) == (0.05, 0.1, 200)
+    assert bucket_of(Scrape({}), read(200, 50), name, 0.9) == (2.5, 5.0, 250)
+    assert bucket_of(read(200, 50), read(200, 50), name, 0.5) is None
+    assert bucket_of(Scrape({}), Scrape({}), name, 0.5) is None
+
+
+def test_tokens_per_output_event_are_known() -> None:
+    lines = (
+        'vllm:inter_token_latency_seconds_sum{{engine="0"}} {}\n'
+        'vllm:inter_token_latency_seconds_count{{engine="0"}} {}\n'
+        'vllm:request_time_per_output_token_seconds_sum{{engine="0"}} {}\n'
+        'vllm:request_time_per_output_token_seconds_count{{engine="0"}} {}\n'
+        'vllm:generation_tokens_total{{engine="0"}} {}\n'
+    )
+    before = parse_metrics(lines.format(5, 100, 1, 10, 500))
+    after = parse_metrics(lines.format(35, 1100, 2, 110, 3500))
+    counters = counters_between(before, after)
+    assert counters is not None
+    assert counters.output_events == 1000
+    assert counters.generation_tokens == 3000
+    assert counters.tpot_mean_s == pytest.approx(0.010)

@@ -30,6 +30,7 @@ from ridgeline.domain.intervals import (
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.percentile import inverted_cdf, percentiles
 from ridgeline.domain.records import UNFINISHED, Bools, Floats, Ints, RunRecords
+from ridgeline.domain.replies import early_stops_share, first_answers, server_times_note
 from ridgeline.domain.run import RunFacts, Verdict, Window
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.summary import (
@@ -355,11 +356,15 @@ def summarise(
         tokens_estimated=sample.tokens_estimated,
         itl_note=itl_note,
         stalled_requests_share=float((stalls > STALL_S).mean()) if len(stalls) else None,
-        notes=(*facts.notes, *_notes(records, sample, client.receive_clock)),
+        notes=(*facts.notes, *_notes(records, sample, facts)),
         accounting=used.seconds,
         steps=used.steps,
         binding_limit=used.binding_limit,
         warmup=facts.warmup,
+        first_answer_s=first_answers(records, sample.rows, sample.ok),
+        early_stops_share=early_stops_share(
+            output_tokens(records)[0], records, sample.rows, sample.ok
+        ),
     )
 
 
@@ -416,7 +421,7 @@ def _rate_intervals(
     return found
 
 
-def _notes(records: RunRecords, sample: Sample, clock: str) -> tuple[str, ...]:
+def _notes(records: RunRecords, sample: Sample, facts: RunFacts) -> tuple[str, ...]:
     """What a reader must know to read the figures right."""
     notes = []
     counts = np.diff(records.chunk_start)
@@ -440,16 +445,10 @@ def _notes(records: RunRecords, sample: Sample, clock: str) -> tuple[str, ...]:
             " their times count from the first sending"
         )
     read_timed = int(np.nansum(records.read_timed[sample.rows]))
-    if clock == "kernel" and read_timed:
+    if facts.client.receive_clock == "kernel" and read_timed:
         notes.append(f"{read_timed} chunks carry the time of their read: the kernel gave none")
-    early = _early_stops(records, sample, tokens)
-    if early is not None:
+    early = early_stops_share(tokens, records, sample.rows, sample.ok)
+    if early:
         notes.append(f"{100 * early:.3g} % of the replies ended before their planned length")
-    return tuple(notes)
-
-
-def _early_stops(records: RunRecords, sample: Sample, tokens: Floats) -> float | None:
-    """Share of the successes that are shorter than planned; None when none is."""
-    planned = records.planned_output_tokens[sample.rows][sample.ok]
-    early = tokens[sample.rows][sample.ok] < planned
-    return float(early.mean()) if early.any() else None
+    of_server = server_times_note(facts.counters)
+    return tuple(notes) if of_server is None else (*notes, of_server)

@@ -50,7 +50,8 @@ class ClientCheck:
 class ServerCounters:
     """Differences of the server's own counters over everything that the run sent.
 
-    None = the server does not export it. Tokens and requests are counts.
+    None = the server does not export it. Tokens and requests are counts. output_events: how often
+    the server sent something after a first token, each time one or more tokens.
     """
 
     requests_ok: float | None = None
@@ -60,6 +61,8 @@ class ServerCounters:
     prefix_cache_hits: float | None = None
     preemptions: float | None = None
     ttft_mean_s: float | None = None
+    tpot_mean_s: float | None = None
+    output_events: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,8 @@ class Summary:
     `tokens_estimated`: True when the server sent no usage and tokens were counted from chunks.
     `stalled_requests_share`: share of the successes with a gap above half a second.
     `notes`: how figures have to be read (tokens spread over chunks, partial replies, ...).
+    `first_answer_s`: to the first chunk of the answer itself, where replies began with reasoning.
+    `early_stops_share`: share of the successes that are shorter than planned.
     `warmup`: how the window's start was found, None when its length was fixed.
     `bands`: of a twin's figures by path, from how well its constants are known.
     `accounting`: mean seconds of a request by where they went (queue, prefill, decode, ...).
@@ -218,6 +220,8 @@ class Summary:
     steps: dict[str, float] = field(default_factory=dict)
     binding_limit: str | None = None
     warmup: Warmup | None = None
+    first_answer_s: Percentiles | None = None
+    early_stops_share: float | None = None
     classes: dict[str, PartFigures] = field(default_factory=dict)
     load_steps: tuple[LoadStepFigures, ...] = ()
     cap_wait_s: Percentiles | None = None

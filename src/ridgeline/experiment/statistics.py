@@ -249,12 +249,23 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         f.name: _mean([getattr(s, f.name) for s in summaries])
         for f in fields(Summary)
         if f.name
-        not in ("source", "requests", "slo", "intervals", "client", "verdict", "load_steps")
+        not in (
+            "source",
+            "requests",
+            "slo",
+            "intervals",
+            "client",
+            "verdict",
+            "load_steps",
+            "warmup",
+        )
     }
     changes["load_steps"] = tuple(
         map(_mean_step, zip(*(s.load_steps for s in summaries), strict=False))
     )
     changes["requests"] = _sum_counts([s.requests for s in summaries])
+    lost = (s.warmup for s in summaries if s.warmup is not None and not s.warmup.found)
+    changes["warmup"] = next(lost, first.warmup)
     changes["notes"] = (
         *dict.fromkeys(n for s in summaries for n in s.notes),
         f"each figure is the mean over {len(summaries)} repeats, counts are their sum; a limit is"

@@ -61,7 +61,7 @@ def single_run(report: StudyReport) -> RenderableType:
     row = report.rows[0]
     if row.summary is not None:
         summary = row.summary
-        parts += [_latencies(summary), *_rates(row), *_errors(row)]
+        parts += [_latencies(summary), *_rates(row), *_stalls(summary), *_errors(row)]
         parts += [part for table in part_tables(report) for part in _part_table(table)]
         parts += _judgement(summary)
         if summary.warmup is not None:
@@ -227,6 +227,7 @@ def _rates(row: ExperimentRow) -> list[Text]:
         _with_interval(summary, TOKENS_PER_GPU, "per GPU") if row.gpus_known else None,
         _with_interval(summary, "throughput.input_tokens_per_s", "input tokens/s"),
         _with_interval(summary, "throughput.chunks_per_s", "chunks/s"),
+        _peak(summary),
         _with_interval(summary, "throughput.requests_per_s", "requests/s"),
     ]
     text = Text("\nthroughput: ", style="bold")
@@ -238,6 +239,20 @@ def _rates(row: ExperimentRow) -> list[Text]:
     if price:
         lines.append(Text("cost: ", style="bold").append(price, style="not bold"))
     return lines
+
+
+def _peak(summary: Summary) -> str | None:
+    peak = summary.throughput.peak_output_tokens_per_s
+    return None if peak is None else f"{numbers.number(peak)} output tokens in the best second"
+
+
+def _stalls(summary: Summary) -> list[Text]:
+    """How many readers saw their reply stop; nothing where none did."""
+    share = summary.stalled_requests_share
+    if not share:
+        return []
+    words = f"requests with a gap > 500 ms: {numbers.percent(share)}"
+    return [Text("stalls: ", style="bold").append(words, style="not bold")]
 
 
 def _errors(row: ExperimentRow) -> list[Text]:

@@ -10,6 +10,7 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 _LATENCIES = (
     ("TTFT", "ttft_s"),
     ("TTFT from intent", "ttft_intent_s"),
+    ("first answer", "first_answer_s"),
     ("ITL", "itl_s"),
     ("TPOT", "tpot_s"),
     ("E2E", "e2e_s"),

@@ -36,9 +36,12 @@ PREEMPTIONS = "vllm:num_preemptions_total"
 STARTED = "process_start_time_seconds"
 TTFT_SUM = "vllm:time_to_first_token_seconds_sum"
 TTFT_COUNT = "vllm:time_to_first_token_seconds_count"
+TPOT_SUM = "vllm:request_time_per_output_token_seconds_sum"
+TPOT_COUNT = "vllm:request_time_per_output_token_seconds_count"
+EVENTS = "vllm:inter_token_latency_seconds_count"
 COUNTERS = (
     REQUESTS, PROMPT_TOKENS, GENERATION_TOKENS, CACHE_QUERIES, CACHE_HITS, PREEMPTIONS,
-    TTFT_SUM, TTFT_COUNT,
+    TTFT_SUM, TTFT_COUNT, TPOT_SUM, TPOT_COUNT, EVENTS,
 )  # fmt: skip
 
 
@@ -193,7 +196,6 @@ def counters_between(before: Scrape | None, after: Scrape | None) -> ServerCount
     if before is None or after is None:
         return None
     sums = {name: difference(before, after, name) for name in COUNTERS}
-    count, total = sums[TTFT_COUNT], sums[TTFT_SUM]
     return ServerCounters(
         requests_ok=_successes(before, after),
         prompt_tokens=sums[PROMPT_TOKENS],
@@ -201,8 +203,35 @@ def counters_between(before: Scrape | None, after: Scrape | None) -> ServerCount
         prefix_cache_queries=sums[CACHE_QUERIES],
         prefix_cache_hits=sums[CACHE_HITS],
         preemptions=sums[PREEMPTIONS],
-        ttft_mean_s=total / count if count and total is not None else None,
+        ttft_mean_s=_ratio(sums[TTFT_SUM], sums[TTFT_COUNT]),
+        tpot_mean_s=_ratio(sums[TPOT_SUM], sums[TPOT_COUNT]),
+        output_events=sums[EVENTS],
     )
+
+
+def _ratio(total: float | None, count: float | None) -> float | None:
+    return total / count if count and total is not None else None
+
+
+def bucket_of(
+    before: Scrape, after: Scrape, histogram: str, share: float
+) -> tuple[float, float, float] | None:
+    """The bucket that holds the `share` quantile of what a histogram took in between two readings.
+
+    `histogram` is its name without _bucket. Returns the bucket's ends and how many values came in;
+    None when it is not exported or nothing came. What was in it before counts for nothing.
+    """
+    old = {_key(s): s.value for s in before.series(f"{histogram}_bucket")}
+    grown: dict[float, float] = {}
+    for series in after.series(f"{histogram}_bucket"):
+        edge = float(series.labels["le"])
+        grown[edge] = grown.get(edge, 0.0) + series.value - old.get(_key(series), 0.0)
+    edges = sorted(grown)
+    if not edges or not grown[edges[-1]] > 0:
+        return None
+    total = grown[edges[-1]]
+    place = next(i for i, edge in enumerate(edges) if grown[edge] >= share * total)
+    return (edges[place - 1] if place else 0.0), edges[place], total
 
 
 def _successes(before: Scrape, after: Scrape) -> float | None:
