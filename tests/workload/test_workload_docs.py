@@ -14,6 +14,13 @@ HEADS = {
     "twin": "name: x\nmodel: Qwen/Qwen3-4B\nengine: twin\nhardware: {gpu: H100-SXM}\n",
     "endpoint": "name: x\nmodel: m\nengine: endpoint\nurl: http://127.0.0.1:1\n",
 }
+# Files that the examples name.
+FILES = {
+    "mooncake.jsonl": "".join(
+        f'{{"timestamp": {1000 * t}, "input_length": 9, "output_length": 1, "hash_ids": [1]}}\n'
+        for t in range(0, 1500, 100)
+    ),
+}
 
 
 def test_there_are_examples() -> None:
@@ -22,6 +29,8 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("engine", HEADS)
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_an_example_loads_and_can_be_drawn(number: int, engine: str) -> None:
-    study = parse_study(HEADS[engine] + EXAMPLES[number], PAGE.name, folder=PAGE.parent)
+def test_an_example_loads_and_can_be_drawn(number: int, engine: str, tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    study = parse_study(HEADS[engine] + EXAMPLES[number], PAGE.name, folder=tmp_path)
     assert len(draw_schedule(study.baseline.workload).prompt_tokens) > 0

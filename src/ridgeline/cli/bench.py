@@ -63,6 +63,15 @@ class Law(enum.StrEnum):
     EXPONENTIAL = "exponential"
 
 
+class TraceFormat(enum.StrEnum):
+    """How a trace is written."""
+
+    MOONCAKE = "mooncake"
+    AZURE = "azure"
+    BURSTGPT = "burstgpt"
+    RECORDS = "records"
+
+
 class Process(enum.StrEnum):
     """Law of the arrivals of an open loop."""
 
@@ -113,6 +122,20 @@ def bench(
     max_concurrency: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, max=MOST_USERS, help="At most N in flight at a rate."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Replay a trace (or the requests of a run's folder)."),
+    ] = None,
+    trace_format: Annotated[
+        TraceFormat | None, typer.Option(help="How it is read [told by its first line].")
+    ] = None,
+    trace_speed: Annotated[float, typer.Option(metavar="X", help="Replay X times as fast.")] = 1.0,
+    trace_from: Annotated[
+        float, typer.Option(metavar="S", help="Begin S seconds into the trace.")
+    ] = 0.0,
+    trace_to: Annotated[
+        float | None, typer.Option(metavar="S", help="End S seconds into the trace.")
     ] = None,
     turns: Annotated[
         int | None,
@@ -234,7 +257,7 @@ def bench(
     _check_numbers(times, spread=spread, burstiness=burstiness, price=price_per_gpu_hour)
     load = LoadOptions(
         users, rate, user_steps, rate_steps, process, burstiness, think_time, think_time_law,
-        ramp, max_concurrency,
+        ramp, max_concurrency, trace, trace_format, trace_speed, trace_from, trace_to,
     )  # fmt: skip
     arrivals = arrivals_of(load)
     _check(arrivals, duration, requests)
@@ -345,14 +368,21 @@ def _workload(
     if arrivals.steps:
         measured = sum(step.for_s for step in arrivals.steps)
     asked, limit = warmup
+    if arrivals.trace is not None and duration is None:
+        measured = arrivals.trace.seconds
     short = measured < LEAST_AUTO_S and limit is None
-    if asked is None and (short or arrivals.steps):
+    timed = bool(arrivals.steps) or arrivals.trace is not None
+    if asked is None and (short or timed):
         asked = str(min(WARMUP_SHARE * measured, LONGEST_FIXED_WARMUP_S))
     fixed = _seconds(asked)
     if fixed is not None and limit is not None:
         raise BadInput("--warmup-limit belongs to --warmup auto", fix="leave one of them out")
-    if fixed is None and arrivals.steps:
-        raise BadInput("--warmup auto does not go with steps: they begin at a fixed time")
+    if fixed is None and timed:
+        raise BadInput("--warmup auto goes with neither steps nor a trace: their times are fixed")
+    if arrivals.trace is not None and duration is None:
+        from ridgeline.workload.traces import trace_window_s  # noqa: PLC0415
+
+        measured = trace_window_s(arrivals.trace, fixed or 0.0)
     seconds = fixed if fixed is not None else limit or WARMUP_LIMIT_S
     automatic = fixed is None
     return Workload(

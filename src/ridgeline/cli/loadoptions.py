@@ -3,12 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.domain.errors import BadInput, nearest
 
 if TYPE_CHECKING:
-    from ridgeline.domain.workload import Arrivals, LoadStep, Outputs, Prompts, TrafficClass
+    from ridgeline.domain.workload import Arrivals, LoadStep, Outputs, Prompts, Trace, TrafficClass
 
 # The upper ends of a study file hold here too.
 MOST_USERS, MOST_TOKENS = 100_000, 10_000_000
@@ -32,6 +33,11 @@ class LoadOptions:
     think_time_law: str = "constant"
     ramp_s: float | None = None
     max_concurrency: int | None = None
+    trace: Path | None = None
+    trace_format: str | None = None
+    trace_speed: float = 1.0
+    trace_from_s: float = 0.0
+    trace_to_s: float | None = None
 
 
 def arrivals_of(options: LoadOptions) -> "Arrivals":
@@ -39,12 +45,15 @@ def arrivals_of(options: LoadOptions) -> "Arrivals":
     from ridgeline.domain.workload import Arrivals  # noqa: PLC0415  --help is quick
 
     given = (options.users is not None, options.rate is not None,
-             bool(options.user_steps), bool(options.rate_steps))  # fmt: skip
+             bool(options.user_steps), bool(options.rate_steps),
+             options.trace is not None)  # fmt: skip
     if sum(given) != 1:
         raise BadInput(
-            "give either --users or --rate (or steps: --user-steps, --rate-steps)",
+            "give either --users or --rate (or --user-steps, --rate-steps, --trace)",
             fix="--users 16 or --rate 5",
         )
+    if options.trace is not None:
+        return Arrivals(trace=_trace(options), max_concurrency=options.max_concurrency)
     rate = options.rate
     if rate is not None:
         _check_rate(rate, "--rate")
@@ -73,6 +82,24 @@ def arrivals_of(options: LoadOptions) -> "Arrivals":
         steps=steps,
         max_concurrency=options.max_concurrency,
     )
+
+
+def _trace(options: LoadOptions) -> "Trace":
+    from ridgeline.workload.traces import open_trace  # noqa: PLC0415
+
+    assert options.trace is not None
+    if options.think_time_s or options.ramp_s is not None:
+        raise BadInput("--think-time and --ramp do not go with a trace")
+    if not 0 < options.trace_speed <= 1e6:
+        raise BadInput(f"--trace-speed must be above 0, not {options.trace_speed:g}")
+    if not 0 <= options.trace_from_s < math.inf:
+        raise BadInput(f"--trace-from must be 0 or more seconds, not {options.trace_from_s:g}")
+    if options.trace_to_s is not None and not options.trace_to_s > options.trace_from_s:
+        raise BadInput(f"--trace-to must be above --trace-from, not {options.trace_to_s:g}")
+    return open_trace(
+        options.trace.resolve(), options.trace_format, speed=options.trace_speed,
+        from_s=options.trace_from_s, to_s=options.trace_to_s,
+    )  # fmt: skip
 
 
 def _check_rate(rate: float, where: str) -> None:

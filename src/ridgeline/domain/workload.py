@@ -14,6 +14,35 @@ class LoadStep:
     rate_per_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Recorded traffic that is replayed: a file, how it is read, and what is in the part chosen.
+
+    format: mooncake | azure | burstgpt | records. speed 2 replays twice as fast. from_s, to_s: a
+    slice in the trace's own time. seconds: of the replay, up to its last request. digest: of the
+    file, so that another file is another workload. left_out: rows of failed requests.
+    """
+
+    file: str
+    format: str
+    digest: str
+    speed: float = 1.0
+    from_s: float = 0.0
+    to_s: float | None = None
+    rows: int = 0
+    seconds: float = 0.0
+    mean_prompt_tokens: float = 0.0
+    mean_output_tokens: float = 0.0
+    longest_prompt: int = 0
+    longest: int = 0
+    left_out: int = 0
+
+    @property
+    def rate_per_s(self) -> float:
+        """Mean requests per second of the replay."""
+        return self.rows / self.seconds if self.seconds else float(self.rows)
+
+
 # A fixed warm-up, where none is asked for: this share of the window, and at most so long.
 WARMUP_SHARE, LONGEST_FIXED_WARMUP_S = 0.2, 10.0
 WARMUP_LIMIT_S = 60.0  # an automatic one takes at most so long, unless told otherwise
@@ -21,7 +50,7 @@ WARMUP_LIMIT_S = 60.0  # an automatic one takes at most so long, unless told oth
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """One of `users` (closed loop), `rate_per_s` (open loop) and `steps` (of either kind).
+    """One of `users` (closed loop), `rate_per_s` (open loop), `steps` (of either) and `trace`.
 
     process: poisson | constant | gamma; burstiness is the gamma shape (1 = Poisson, smaller is
     burstier). think_time_s: pause of a user between a reply and the next request, always that
@@ -39,6 +68,7 @@ class Arrivals:
     ramp_s: float | None = None
     steps: tuple[LoadStep, ...] = ()
     max_concurrency: int | None = None
+    trace: Trace | None = None
 
     @property
     def closed_loop(self) -> bool:
@@ -53,6 +83,8 @@ class Arrivals:
     @property
     def peak_rate_per_s(self) -> float | None:
         """The highest rate; None in a closed loop."""
+        if self.trace is not None:
+            return self.trace.rate_per_s
         rates = (s.rate_per_s for s in self.steps if s.rate_per_s is not None)
         return max(rates, default=self.rate_per_s)
 
@@ -63,6 +95,11 @@ class Arrivals:
 
     def scaled(self, factor: float) -> "Arrivals":
         """The same shape with so many times the users (at least one) or the rate."""
+
+        trace = self.trace
+        if trace is not None:
+            seconds, speed = trace.seconds / factor, trace.speed * factor
+            return replace(self, trace=replace(trace, speed=speed, seconds=seconds))
 
         def users(n: int | None) -> int | None:
             return None if n is None else max(1, round(n * factor))
@@ -209,16 +246,29 @@ class Workload:
     @property
     def mean_prompt_tokens(self) -> float:
         """Mean planned prompt length, shared prefixes included."""
+        if self.arrivals.trace is not None:
+            return self.arrivals.trace.mean_prompt_tokens
         return sum(k.share * (k.prompts.tokens.mean + k.prompts.shared_tokens) for k in self.kinds)
 
     @property
     def mean_output_tokens(self) -> float:
         """Mean planned output length."""
+        if self.arrivals.trace is not None:
+            return self.arrivals.trace.mean_output_tokens
         return sum(k.share * k.outputs.tokens.mean for k in self.kinds)
+
+    @property
+    def longest_own_part(self) -> int:
+        """The most tokens that the part of a prompt which is its own can have."""
+        if self.arrivals.trace is not None:
+            return self.arrivals.trace.longest_prompt
+        return max(kind.prompts.tokens.high for kind in self.kinds)
 
     @property
     def longest(self) -> int:
         """The most tokens that a request can have, prompt and output, with all turns before it."""
+        if self.arrivals.trace is not None:
+            return self.arrivals.trace.longest
         one = max(kind.prompts.tokens.high + kind.outputs.tokens.high for kind in self.kinds)
         turns = 1 if self.sessions is None else self.sessions.turns.high
         return turns * one + max(kind.prompts.shared_tokens for kind in self.kinds)

@@ -102,8 +102,8 @@ def unexpected_cache_hits(e: Evidence) -> Iterator[Doubt]:
     What the server's own chat template adds to every prompt is shared by all of them, and counts as
     declared.
     """
-    if e.workload.sessions is not None:
-        return  # how much of its past a turn finds depends on the server's memory: all is declared
+    if e.workload.sessions is not None or e.workload.arrivals.trace is not None:
+        return  # how much of it is found again depends on the server's memory: all is declared
     whole = e.workload.mean_prompt_tokens
     shared = e.workload.shared_share * whole
     fit = e.facts.server.get("prompt_fit")

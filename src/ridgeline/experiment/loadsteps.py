@@ -39,8 +39,10 @@ def judged_steps(e: Evidence) -> tuple[LoadStepFigures, ...]:
 
 def unsteady(e: Evidence) -> Iterator[Doubt]:
     """Drifts of a run; those inside the steps of a stepped load are told, and void nothing."""
-    if not e.workload.arrivals.steps:
-        yield from not_steady(e)
+    arrivals = e.workload.arrivals
+    if not arrivals.steps:
+        for doubt in not_steady(e):  # a replay is as it was recorded
+            yield replace(doubt, void=doubt.void and arrivals.trace is None)
         return
     for step, evidence in of_steps(e):
         for doubt in not_steady(evidence):

@@ -103,7 +103,7 @@ def load_study_copy(directory: StudyDirectory) -> Study | None:
         return None
     from ridgeline.workload.studyfile import parse_study  # noqa: PLC0415  brings pydantic and YAML
 
-    return parse_study(text, str(directory.path / "study.yaml"), folder=directory.path)
+    return parse_study(text, str(directory.path / "study.yaml"), folder=directory.path, stored=True)
 
 
 def results_of(

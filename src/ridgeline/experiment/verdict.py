@@ -272,7 +272,7 @@ def wrong_arrivals(e: Evidence) -> Iterator[Doubt]:
         for step, evidence in of_steps(e):
             for doubt in wrong_arrivals(evidence):
                 yield replace(doubt, text=f"load step {load_text(step)}: {doubt.text}")
-    if arrivals.rate_per_s is None:
+    if arrivals.rate_per_s is None and arrivals.trace is None:
         return
     # what a cap held back left its place in the law free; a session's later turns follow no law
     first = ~(e.records.turn > 0)
@@ -283,7 +283,7 @@ def wrong_arrivals(e: Evidence) -> Iterator[Doubt]:
     if abs(len(inside) - due) > 1 + 0.01 * due:
         yield Doubt(f"arrivals: {len(inside)} requests left inside the window, {due} were due")
     gaps_s = np.diff(inside) / 1e9
-    if len(gaps_s) >= FEWEST_GAPS:
+    if len(gaps_s) >= FEWEST_GAPS and arrivals.trace is None:
         wrong = _wrong_law(gaps_s, arrivals)
         if wrong is not None:
             yield Doubt(f"arrivals: {wrong}")

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.parts import load_text
 from ridgeline.domain.run import RunFacts
-from ridgeline.domain.workload import Arrivals, Lengths, TrafficClass, Workload
+from ridgeline.domain.workload import Arrivals, Lengths, Trace, TrafficClass, Workload
 from ridgeline.experiment.results import StudyResult
 from ridgeline.report import numbers
 from ridgeline.store.run_directory import StoredRun
@@ -19,12 +20,25 @@ _ORDER_SHOWN = 8
 def load_words(workload: Workload) -> str:
     """The offered load: "400 users", "50 requests/s (Poisson)"."""
     arrivals = workload.arrivals
+    if arrivals.trace is not None:
+        return _trace(arrivals.trace)
     if arrivals.steps:
         return f"{len(arrivals.steps)} steps: {', '.join(map(load_text, arrivals.steps))}"
     if arrivals.users is not None:
         noun = "user" if arrivals.users == 1 else "users"
         return f"{numbers.grouped(str(arrivals.users))} {noun}"
     return f"{numbers.number(arrivals.rate_per_s)} requests/s ({_process(arrivals)})"
+
+
+def _trace(trace: Trace) -> str:
+    """A replay in words: "replay of t.jsonl (mooncake), 2 × as fast"."""
+    speed = "" if trace.speed == 1 else f", {trace.speed:g} × as fast"
+    part = ""
+    if trace.from_s or trace.to_s is not None:
+        end = "its end" if trace.to_s is None else f"{trace.to_s:g} s"
+        part = f", from {trace.from_s:g} s to {end}"
+    lost = f", without {trace.left_out} rows of failed requests" if trace.left_out else ""
+    return f"replay of {Path(trace.file).name} ({trace.format}{part}{lost}){speed}"
 
 
 def how_measured(result: StudyResult, first: StoredRun | None) -> Facts:
@@ -75,6 +89,10 @@ def _workload(workload: Workload, endpoint: str) -> str:
         turns = workload.sessions.turns
         turn = f"{turns.low}" if turns.low == turns.high else f"{turns.low} to {turns.high}"
         talk = f"; sessions of {turn} turns, each with the talk so far"
+    if workload.arrivals.trace is not None:
+        trace = workload.arrivals.trace
+        mean = numbers.number(trace.mean_prompt_tokens), numbers.number(trace.mean_output_tokens)
+        return f"{load_words(workload)}; {trace.rows} requests of {mean[0]} tokens and {mean[1]}"
     kinds = [_kind(kind, endpoint) for kind in workload.kinds]
     return f"{load_words(workload)}{talk}; " + "; ".join(kinds)
 
@@ -102,6 +120,8 @@ def _arrivals(workload: Workload) -> str:
         if arrivals.think_time_s:
             think = f" after {numbers.duration(arrivals.think_time_s)}{mean}"
         return f"closed loop: each user sends again{think} as soon as a reply has ended"
+    if arrivals.trace is not None:
+        return "open loop, at the recorded times; TTFT limits are judged from intent"
     cap = ""
     if arrivals.max_concurrency is not None:
         cap = f", at most {arrivals.max_concurrency} at a time (the others wait for a slot)"

@@ -102,7 +102,7 @@ class PromptMaker:
         self._salt = salt
         self._key = self._number(f"request:{salt}")
         self._prefixes: dict[int, bytes] = {}
-        longest = self.fit.words(max(kind.prompts.tokens.high for kind in workload.kinds))
+        longest = self.fit.words(workload.longest_own_part)
         self._fill(stream(workload.seed, "prompt-words"), max(_MIN_FILLER, 2 * longest))
 
     @staticmethod

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.domain.errors import BadInput
-from ridgeline.domain.workload import Lengths, TrafficClass, Workload
+from ridgeline.domain.workload import Lengths, Prompts, Trace, TrafficClass, Workload
 from ridgeline.workload.arrivals import (
     Presence,
     draw_arrivals,
@@ -18,6 +18,7 @@ from ridgeline.workload.arrivals import (
     draw_user_starts,
     presence_of,
 )
+from ridgeline.workload.traces import replayed
 
 # Rows of lengths drawn for a closed loop, whose request count is not known beforehand. A run that
 # needs more starts again at the first row: lengths repeat then, prompts' text never does.
@@ -98,7 +99,8 @@ class Schedule:
     user u starts at `user_start_ns[u]`, and its k-th item (k from 0) is number u + k * users;
     under a stepped load `presence` says when it may go on. An item is a request, or a session
     where there are `sessions`: `begin` gives the first request of an item, `follow` the next one.
-    `prompt_tokens`, `output_tokens`, `prefix_group` (-1: no group), `class_of` (index into the
+    `prompt_tokens`, `output_tokens`, `prefix_group` (-1: no group; an index into `chains` where the
+    prompts of a trace share more than one beginning), `class_of` (index into the
     workload's classes) and `pause_ns` (None: all as the workload says) are the drawn rows, which
     wrap around in a closed loop.
     """
@@ -114,6 +116,7 @@ class Schedule:
     pause_ns: NDArray[np.int64] | None = None
     presence: Presence | None = None
     sessions: SessionRows | None = None
+    chains: tuple[tuple[Segment, ...], ...] | None = None
 
     def planned(self, row: int) -> PlannedRequest:
         """The request of a row, as if it were no part of a session."""
@@ -127,10 +130,17 @@ class Schedule:
             row,
             self.prompt_tokens.item(row),
             self.output_tokens.item(row),
-            (Segment(group, prompts.shared_tokens),) if group >= 0 else (),
+            self._prefix(group, prompts),
             self._pause_ns(row),
             kind,
         )
+
+    def _prefix(self, group: int, prompts: Prompts) -> tuple[Segment, ...]:
+        if group < 0:
+            return ()
+        if self.chains is not None:
+            return self.chains[group]
+        return (Segment(group, prompts.shared_tokens),)
 
     def _pause_ns(self, row: int) -> int:
         if self.pause_ns is None:
@@ -213,6 +223,8 @@ def draw_schedule(workload: Workload) -> Schedule:
     Raises BadInput when the arrivals are not one of users and rate, or name an unknown process.
     """
     arrivals, seed = workload.arrivals, workload.seed
+    if arrivals.trace is not None:
+        return _replay(workload, arrivals.trace)
     given = (arrivals.users is not None, arrivals.rate_per_s is not None, bool(arrivals.steps))
     if sum(given) != 1:
         raise BadInput("arrivals need either users or a rate", fix="give exactly one of them")
@@ -243,6 +255,27 @@ def draw_schedule(workload: Workload) -> Schedule:
         if arrivals.closed_loop and arrivals.steps
         else None,
         sessions=sessions,
+    )
+
+
+def _replay(workload: Workload, trace: Trace) -> Schedule:
+    """The schedule of a trace: nothing is drawn."""
+    rows = replayed(trace)
+    at_ns = np.rint(rows.at_s * 1e9).astype(np.int64)
+    kept = at_ns < round((workload.warmup_s + workload.duration_s) * 1e9)
+    groups, chains = np.full(int(kept.sum()), -1, dtype=np.int32), None
+    if rows.chain is not None:
+        own = (chain for chain, inside in zip(rows.chain, kept, strict=True) if inside)
+        chains = tuple(tuple(Segment(key, tokens) for key, tokens in chain) for chain in own)
+        has = np.array([bool(chain) for chain in chains], dtype=np.bool_)
+        groups[has] = np.flatnonzero(has)
+    return Schedule(
+        workload=workload,
+        prompt_tokens=rows.prompt_tokens[kept],
+        output_tokens=rows.output_tokens[kept],
+        prefix_group=groups,
+        intended_ns=at_ns[kept],
+        chains=chains,
     )
 
 

@@ -200,6 +200,8 @@ def _calibration(source: Source, part: StudyPart, folder: Path) -> Calibration |
     try:
         return read_calibration(folder / part.twin.calibration)
     except BadInput as error:
+        if source.stored:
+            return None
         what = f"{part.twin.calibration} {error.what}"
         raise source.error(("twin", "calibration"), what, error.fix) from None
 

@@ -36,14 +36,17 @@ def load_study(path: str | Path) -> Study:
     return parse_study(text, str(path), folder=path.parent)
 
 
-def parse_study(text: str, name: str = "study file", folder: Path | None = None) -> Study:
+def parse_study(
+    text: str, name: str = "study file", folder: Path | None = None, *, stored: bool = False
+) -> Study:
     """Build a Study from a file's text; `name` goes into errors.
 
-    A model given as a relative folder ("./my-model") is taken relative to `folder`.
+    What is given relative (a model "./my-model", a trace) is taken relative to `folder`. stored:
+    the text is a copy beside its results, and the files that it names need not be there any more.
     """
     from ridgeline.workload.studybuild import build_study  # noqa: PLC0415  pydantic is heavy
 
-    source = Source(name, *_compose(text, name))
+    source = Source(name, *_compose(text, name), folder or Path(), stored)
     if not isinstance(source.body, dict):
         raise BadInput("must be a mapping of keys, as in 'name: my-study'", where=name)
     return build_study(source, text, folder or Path())
@@ -51,11 +54,16 @@ def parse_study(text: str, name: str = "study file", folder: Path | None = None)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parsed file: its values, and the nodes that know the lines."""
+    """A parsed file: its values, and the nodes that know the lines.
+
+    stored: a copy beside its results, which is read without the files that it names.
+    """
 
     name: str
     body: Any
     node: "yaml.Node | None"
+    folder: Path = Path()
+    stored: bool = False
 
     def error(
         self, path: Path_, what: str, fix: str | None = None, *, key: bool = False

@@ -24,6 +24,7 @@ from ridgeline.domain.routing import ROUTINGS
 from ridgeline.domain.slo import LATENCY_KEYS, SHARE_KEYS
 from ridgeline.workload.arrivals import LEAST_BURSTINESS
 from ridgeline.workload.study import ENGINES, EQUAL_WITHIN, METRICS
+from ridgeline.workload.traces import FORMATS as TRACE_FORMATS
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
@@ -50,12 +51,24 @@ def _amount(unit: str, about: str, **limits: Any) -> Any:
     return Field(description=f"{about} ({unit})", json_schema_extra={"unit": unit}, **limits)
 
 
-def _or_number(key: str) -> Callable[[object], object]:
+def _or_plain(key: str, *, text: bool) -> Callable[[object], object]:
     def widen(value: object) -> object:
+        if text:
+            return {key: value} if isinstance(value, str) else value
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return {key: value} if is_number else value
 
     return widen
+
+
+_NUMBER_OR: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
+_TEXT_OR: dict[str, Any] = {"type": "string", "minLength": 1}
+
+
+def _widened(part: type[Part], key: str, *, text: bool = False) -> Any:
+    """The part, or a plain number (or text) for its `key`; the schema allows both."""
+    schema = {"anyOf": [_TEXT_OR if text else _NUMBER_OR, part.model_json_schema()]}
+    return Annotated[part, BeforeValidator(_or_plain(key, text=text)), WithJsonSchema(schema)]
 
 
 _LAW = "constant: always that long; exponential: that long on average"
@@ -70,8 +83,23 @@ class LoadStepPart(Part):
     for_s: float = _amount("seconds", "length of the step", gt=0, le=DAY_S)
 
 
+class TracePart(Part):
+    """Recorded traffic to be replayed as it was."""
+
+    file: str = Field(min_length=1, description="from the study file's folder; a run's folder too")
+    format: Literal[TRACE_FORMATS] | None = Field(  # type: ignore[valid-type]
+        default=None, description="told by the file's first line unless given"
+    )
+    speed: float = _amount("times as fast", "2 replays in half the time",
+                           default=1.0, gt=0, le=1e6)  # fmt: skip
+    from_s: float = _amount("seconds of the trace", "where the replay begins",
+                            default=0.0, ge=0, le=1e9)  # fmt: skip
+    to_s: float | None = _amount("seconds of the trace", "where it ends",
+                                 default=None, gt=0, le=1e9)  # fmt: skip
+
+
 class ArrivalsPart(Part):
-    """When requests start: a number of users, a rate, or steps of either."""
+    """When requests start: a number of users, a rate, steps of either, or a trace."""
 
     users: int | None = _amount("users", "closed loop: each sends one request after another",
                                 default=None, ge=1, le=100_000)  # fmt: skip
@@ -96,6 +124,7 @@ class ArrivalsPart(Part):
         default=None, min_length=1, max_length=1000,
         description="loads one after another, all users or all rates; each has its own figures",
     )  # fmt: skip
+    trace: _widened(TracePart, "file", text=True) | None = None  # type: ignore[valid-type]
 
 
 class LengthsPart(Part):
@@ -115,15 +144,6 @@ class OutputPart(LengthsPart):
     ignore_eos: bool = Field(
         False, description="make a real engine produce exactly the length drawn"
     )
-
-
-_NUMBER_OR: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
-
-
-def _widened(part: type[Part], key: str) -> Any:
-    """The part, or a plain number for its `key`; the schema allows both."""
-    schema = {"anyOf": [_NUMBER_OR, part.model_json_schema()]}
-    return Annotated[part, BeforeValidator(_or_number(key)), WithJsonSchema(schema)]
 
 
 def _seconds_or_auto(value: object, check: Callable[[object], float]) -> float | None:

@@ -4,9 +4,12 @@ import math
 
 from pydantic import BaseModel
 
+from ridgeline.domain.errors import BadInput
 from ridgeline.domain.slo import Slo, slo_from_mapping
 from ridgeline.domain.workload import (
+    LONGEST_FIXED_WARMUP_S,
     WARMUP_LIMIT_S,
+    WARMUP_SHARE,
     Arrivals,
     Lengths,
     LoadStep,
@@ -14,6 +17,7 @@ from ridgeline.domain.workload import (
     Prompts,
     Sessions,
     SharedPrefix,
+    Trace,
     TrafficClass,
     Workload,
 )
@@ -25,8 +29,10 @@ from ridgeline.workload.studymodel import (
     OutputPart,
     PromptsPart,
     SessionsPart,
+    TracePart,
     WorkloadPart,
 )
+from ridgeline.workload.traces import open_trace, trace_window_s
 
 DEFAULT_DURATION_S = 90.0
 MOST_TURNS = 10_000
@@ -36,6 +42,8 @@ SHARES_SLACK = 1e-6
 def build_workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
     """The workload of a part that stands at `path`. Raises BadInput naming line and key."""
     arrivals = _arrivals(source, part.arrivals, (*path, "arrivals"))
+    if arrivals.trace is not None:
+        _refuse_beside_trace(source, part, path)
     prompts = _prompts(source, part.prompts, (*path, "prompts"), Prompts())
     outputs = _outputs(source, part.output_tokens, (*path, "output_tokens"), Outputs())
     return Workload(
@@ -43,7 +51,7 @@ def build_workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
         prompts=prompts,
         outputs=outputs,
         duration_s=_duration(source, part, arrivals, path),
-        warmup_s=_warmup_s(source, part, path),
+        warmup_s=_warmup_s(source, part, path, arrivals),
         warmup_auto=part.warmup_s is None,
         requests=part.requests,
         seed=part.seed,
@@ -52,7 +60,23 @@ def build_workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
     )
 
 
+def _refuse_beside_trace(source: Source, part: WorkloadPart, path: Path_) -> None:
+    """A trace says lengths and what is shared: nothing else may."""
+    output: OutputPart | None = part.output_tokens
+    lengths = output is not None and output.model_fields_set - {"ignore_eos"}
+    prompts = part.prompts
+    drawn = prompts is not None and (prompts.tokens is not None or prompts.shared_prefix)
+    found = {"prompts": drawn, "output_tokens": lengths,
+             "classes": part.classes, "sessions": part.sessions}  # fmt: skip
+    for key, given in found.items():
+        if given:
+            what = f"{key} does not go with a trace, which says the lengths of every request"
+            raise source.error((*path, key), what, "leave it out")
+
+
 def _duration(source: Source, part: WorkloadPart, arrivals: Arrivals, path: Path_) -> float:
+    if arrivals.trace is not None and part.duration_s is None:
+        return trace_window_s(arrivals.trace, _warmup_s(source, part, path, arrivals))
     if not arrivals.steps:
         return part.duration_s or DEFAULT_DURATION_S
     for key in ("duration_s", "requests"):
@@ -62,15 +86,17 @@ def _duration(source: Source, part: WorkloadPart, arrivals: Arrivals, path: Path
     return math.fsum(step.for_s for step in arrivals.steps)
 
 
-def _warmup_s(source: Source, part: WorkloadPart, path: Path_) -> float:
+def _warmup_s(source: Source, part: WorkloadPart, path: Path_, arrivals: Arrivals) -> float:
     """The warm-up, or the most that an automatic one may take."""
     if part.warmup_s is None:
-        if part.arrivals.steps is not None:
-            what = "warmup_s: auto does not go with steps: they begin at a fixed time"
+        if part.arrivals.steps is not None or part.arrivals.trace is not None:
+            what = "warmup_s: auto does not go with steps or a trace: they begin at a fixed time"
             raise source.error((*path, "warmup_s"), what)
         return WARMUP_LIMIT_S if part.warmup_limit_s is None else part.warmup_limit_s
     if part.warmup_limit_s is not None:
         raise source.error((*path, "warmup_limit_s"), "warmup_limit_s belongs to warmup_s: auto")
+    if arrivals.trace is not None and "warmup_s" not in part.model_fields_set:
+        return min(LONGEST_FIXED_WARMUP_S, WARMUP_SHARE * arrivals.trace.seconds)
     return part.warmup_s
 
 
@@ -123,15 +149,25 @@ def _sessions(source: Source, part: SessionsPart | None, path: Path_) -> Session
 
 
 def _arrivals(source: Source, part: ArrivalsPart, path: Path_) -> Arrivals:
-    given = [part.users is not None, part.rate_per_s is not None, part.steps is not None]
+    given = [part.users is not None, part.rate_per_s is not None, part.steps is not None,
+             part.trace is not None]  # fmt: skip
     if sum(given) != 1:
-        raise source.error(path, "arrivals need either 'users' or 'rate_per_s' or 'steps'")
+        what = "arrivals need either 'users' or 'rate_per_s' (or 'steps', or a 'trace')"
+        raise source.error(path, what)
     steps = _steps(source, part, (*path, "steps"))
     of_users = {"think_time_s": part.think_time_s, "think_time": part.think_time,
                 "ramp_s": part.ramp_s}  # fmt: skip
     of_rates = {"process": part.process, "burstiness": part.burstiness,
                 "max_concurrency": part.max_concurrency}  # fmt: skip
     closed = part.users is not None or bool(steps and steps[0].users is not None)
+    if part.trace is not None:
+        drawn = {**of_users, "process": part.process, "burstiness": part.burstiness}
+        for key, value in drawn.items():
+            if value is not None:
+                what = f"{key} does not go with a trace: it says when requests start"
+                raise source.error((*path, key), what)
+        trace = _trace(source, part.trace, (*path, "trace"))
+        return Arrivals(trace=trace, max_concurrency=part.max_concurrency)
     for key, value in (of_rates if closed else of_users).items():
         if value is not None:
             kinds = ("rate_per_s", "users") if closed else ("users", "a rate")
@@ -150,6 +186,22 @@ def _arrivals(source: Source, part: ArrivalsPart, path: Path_) -> Arrivals:
         steps=steps,
         max_concurrency=part.max_concurrency,
     )
+
+
+def _trace(source: Source, part: TracePart, path: Path_) -> Trace:
+    """The trace, read and described."""
+    if part.to_s is not None and part.to_s <= part.from_s:
+        raise source.error((*path, "to_s"), f"to_s must be above from_s ({part.from_s:g})")
+    try:
+        return open_trace(
+            (source.folder / part.file).resolve(), part.format,
+            speed=part.speed, from_s=part.from_s, to_s=part.to_s,
+        )  # fmt: skip
+    except BadInput as error:
+        if source.stored:
+            return Trace(part.file, part.format or "unknown", "")
+        what = f"{error.where} {error.what}" if error.where else error.what
+        raise source.error((*path, "file"), what, error.fix) from None
 
 
 def _steps(source: Source, part: ArrivalsPart, path: Path_) -> tuple[LoadStep, ...]:
