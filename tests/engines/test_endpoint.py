@@ -22,6 +22,7 @@ from support.driving import closed
 from support.mock_server import (
     DONE,
     MockServer,
+    Pages,
     Script,
     Served,
     finish,
@@ -53,7 +54,7 @@ class FakeVllm:
         self.limit = prompt_words_limit
         self.lock = threading.Lock()
         self.requests = self.prompt = self.generated = 0
-        self.pages = {
+        self.pages: Pages = {
             "/v1/models": models_page("tiny", max_model_len=4096),
             "/version": page(200, "application/json", b'{"version": "0.32.0"}'),
             "/metrics": self._metrics(),
@@ -134,7 +135,7 @@ def test_counts_agree_exactly_with_the_servers_own() -> None:
     assert counters.generation_tokens == (
         sum(r.output_tokens or 0 for r in records) + facts.extra_output_tokens
     )
-    assert facts.extra_requests == 3
+    assert facts.extra_requests == 4
     assert counters.preemptions is None
     server = facts.server
     assert (server["model"], server["max_model_len"]) == ("tiny", 4096)
@@ -158,7 +159,7 @@ def test_calibration_is_done_once_for_a_kind_of_endpoint() -> None:
         endpoint = HttpEndpoint(mock.url)
         first, _ = drive(endpoint)
         second, records = drive(endpoint)
-        assert (first.extra_requests, second.extra_requests) == (3, 0)
+        assert (first.extra_requests, second.extra_requests) == (4, 0)
         assert second.counters.requests_ok == len(records)
 
 
@@ -304,7 +305,7 @@ def test_too_long_requests_are_refused_before_any_is_sent() -> None:
 def test_usage_that_does_not_grow_is_not_believed() -> None:
     with MockServer([plain_stream(2)], {"/v1/models": models_page("m")}) as mock:
         facts, records = drive(HttpEndpoint(mock.url), requests=2, prompt_tokens=40)
-        assert {len(s.json()["messages"][0]["content"].split()) for s in mock.served[3:]} == {40}
+        assert {len(s.json()["messages"][0]["content"].split()) for s in mock.served[4:]} == {40}
     assert all(r.failure is None for r in records)
     assert any("does not depend on the prompt" in note for note in facts.notes)
     assert "prompt_fit" not in facts.server  # nothing was learnt, and nothing pretends so

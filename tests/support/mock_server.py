@@ -180,13 +180,14 @@ class _Peer:
 
 
 Answer = Callable[[Served, int], Script]
+Pages = dict[str, Script | Callable[[Served], Script]]
 
 
 class _Engine:
     """The event loop behind both servers."""
 
     def __init__(
-        self, answer: Answer, pages: dict[str, Script], listener: socket.socket, keep_bodies: bool
+        self, answer: Answer, pages: Pages, listener: socket.socket, keep_bodies: bool
     ) -> None:
         self.answer, self.pages, self.listener = answer, pages, listener
         self.keep_bodies = keep_bodies
@@ -285,8 +286,9 @@ class _Engine:
         self._busy += 1
         if path in self.pages:
             self.other.append(served)
-            script = self.pages[path]
-        elif head.startswith(b"GET"):
+            found = self.pages[path]
+            script = found(served) if callable(found) else found
+        elif head.startswith(b"GET") or not path.endswith("completions"):
             self.other.append(served)
             script = page(404, "application/json", b'{"detail":"Not Found"}')
         else:
@@ -353,7 +355,7 @@ class MockServer:
     def __init__(
         self,
         scripts: Sequence[Script] | Answer,
-        pages: dict[str, Script] | None = None,
+        pages: Pages | None = None,
         keep_bodies: bool = True,
     ) -> None:
         self._listener = _listen()
@@ -407,7 +409,7 @@ class MockProcess:
     def __init__(
         self,
         scripts: Sequence[Script] | Answer,
-        pages: dict[str, Script] | None = None,
+        pages: Pages | None = None,
         keep_bodies: bool = False,
     ) -> None:
         self._listener = _listen()

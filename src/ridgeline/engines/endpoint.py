@@ -2,8 +2,9 @@
 
 import contextlib
 import time
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ridgeline.engines.base import DrivePlan, Endpoint, Timeouts
 from ridgeline.engines.beside import SampledEndpoint
 from ridgeline.engines.bodies import Bodies
 from ridgeline.engines.probe import ServerInfo, api_key_from_environment, auth_headers, probe
+from ridgeline.engines.tokenizing import TRIED_WORDS, TokenCounter, exact_fit
 from ridgeline.load.address import Address, parse_address
 from ridgeline.load.driver import Driver, DriveResult, Limits
 from ridgeline.load.http import Site
@@ -36,7 +38,9 @@ CONNECT_S = 10.0
 PROBE_WORDS = 32  # of the first calibration prompt; the others are sized by what it costs
 PROBE_OUTPUT_TOKENS = 2
 FIT_TOKENS = 768  # of the longest calibration prompt at least, where the model allows
-DRIFT_SHARE = 0.01  # a prompt length further from its plan than this is told
+
+
+Fits = dict[tuple[str, str], TokenFit]  # (model, kind of endpoint) -> how words become tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ class HttpEndpoint:
     """One or several base URLs of one model (replicas, asked in turn); see the Endpoint port.
 
     model None: the first that the server names. `server` is what the caller knows about it.
-    `timeouts`, when given, take the place of a plan's own. The API key comes from the environment
+    `timeouts`, when given, take the place of a plan's own. `fits` are shared by the endpoints of a
+    study, so that all of them get prompts of the same words. The API key comes from the environment
     (RIDGELINE_API_KEY or OPENAI_API_KEY) and is stored nowhere.
     """
 
@@ -70,6 +75,7 @@ class HttpEndpoint:
         model: str | None = None,
         server: Mapping[str, object] | None = None,
         timeouts: Timeouts | None = None,
+        fits: Fits | None = None,
     ) -> None:
         listed = [urls] if isinstance(urls, str) else list(urls)
         self._addresses = [parse_address(url) for url in listed]
@@ -79,7 +85,8 @@ class HttpEndpoint:
         self._api_key = api_key_from_environment()
         self._sites: list[Site] = []
         self._info: ServerInfo | None = None
-        self._fits: dict[str, TokenFit | None] = {}
+        self._fits = {} if fits is None else fits
+        self._proved: set[str] = set()  # kinds of endpoints that answered a test request
 
     def info(self) -> ServerInfo:
         """Who answers; asks each address once. Raises EndpointError or BadInput."""
@@ -172,46 +179,71 @@ class HttpEndpoint:
     def _calibrate(
         self, plan: DrivePlan, site: Site, info: ServerInfo, watch: Watch
     ) -> Calibration:
-        """Fit tokens to words with up to three requests, once for each kind of endpoint.
+        """How words become tokens, found out once in a study for each model and kind of endpoint.
 
-        Texts of equally many words differ by several tokens, so the slope needs a prompt that is
-        long against that, also where the workload's own are short. It is also the proof that
-        streaming works: raises EndpointError with the server's words when it does not.
+        One request is the proof that streaming works: raises EndpointError with the server's words
+        when it does not. Its count is held against what other endpoints of the model have told.
+        Where the server tokenises on request, that is asked; otherwise up to four more requests of
+        several lengths are, because the template's constant is seen in short prompts and the cost
+        of a word in long ones.
         """
-        if plan.endpoint in self._fits:
-            return Calibration(self._fits[plan.endpoint], 0, 0, 0)
-        mean = float(plan.schedule.prompt_tokens.mean())
+        if plan.endpoint in self._proved:
+            return Calibration(self._fits.get((info.model, plan.endpoint)), 0, 0, 0)
+        asked = _Asked()
+        first = self._ask_once(plan, site, PROBE_WORDS, 0, watch)
+        if first is None:
+            return Calibration(None, 0, 0, 0)
+        asked.add(PROBE_WORDS, first)
+        self._proved.add(plan.endpoint)
+        text = _probe_text(plan, PROBE_WORDS, 0)
+        key = info.model, plan.endpoint
+        known = self._fits.get(key)
+        if known is None or not _agrees(known, text, first.prompt_tokens):
+            notes = self._find_fit(plan, site, info, watch, asked)
+        else:
+            notes = ()
+        return Calibration(
+            self._fits.get(key), asked.requests, asked.prompt_tokens, asked.output_tokens, notes
+        )
+
+    def _find_fit(
+        self, plan: DrivePlan, site: Site, info: ServerInfo, watch: Watch, asked: "_Asked"
+    ) -> tuple[str, ...]:
+        """Fit tokens to words; what cannot be told is said in notes."""
+        key = info.model, plan.endpoint
+        self._fits.pop(key, None)
+        if asked.samples:
+            count = asked.samples[0][1]
+            headers = auth_headers(self._api_key)
+            with TokenCounter(self._addresses[0], headers, info.model, plan.endpoint) as counter:
+                if counter.count(_probe_text(plan, PROBE_WORDS, 0)) == count:
+                    words = _probe_text(plan, 2 * max(TRIED_WORDS), 1).split()
+                    fit = exact_fit(counter, words)
+                    if fit is not None:
+                        self._fits[key] = fit
+                        return ()
+        low, mean = float(plan.schedule.prompt_tokens.min()), plan.schedule.prompt_tokens.mean()
         high = float(plan.schedule.prompt_tokens.max())
-        samples: list[tuple[int, int]] = []
-        prompt_tokens = output_tokens = 0
-        words = PROBE_WORDS
-        for tokens in (mean, max(high, FIT_TOKENS), None):
+        for tokens in (low, float(mean), max(high, FIT_TOKENS)):
+            if not asked.samples:
+                break
+            words_now = _next_words(asked.samples, tokens, info.max_model_len)
             try:
-                record = self._ask_once(plan, site, words, len(samples), watch)
+                record = self._ask_once(plan, site, words_now, asked.requests, watch)
             except EndpointError:
-                if tokens is not None or high >= FIT_TOKENS:
+                if tokens <= high:
                     raise
                 break  # a server that does not take the long one may well take the workload's
             if record is None:
-                return Calibration(None, len(samples), prompt_tokens, output_tokens)
-            output_tokens += record.output_tokens or 0
-            if record.prompt_tokens is None:
-                note = "the server reports no usage: prompt lengths are words, not counted tokens"
-                self._fits[plan.endpoint] = None
-                return Calibration(None, len(samples) + 1, prompt_tokens, output_tokens, (note,))
-            prompt_tokens += record.prompt_tokens
-            samples.append((words, record.prompt_tokens))
-            if tokens is None:
-                break
-            words = _next_words(samples, tokens, info.max_model_len)
-        notes: tuple[str, ...] = ()
-        fit: TokenFit | None = None
+                return ()
+            asked.add(words_now, record)
+        if asked.uncounted:
+            return ("the server reports no usage: prompt lengths are words, not counted tokens",)
         try:
-            fit = fit_tokens(samples)
+            self._fits[key] = fit_tokens(asked.samples)
         except ValueError as error:
-            notes = (f"{error}: prompt lengths are words, not counted tokens",)
-        self._fits[plan.endpoint] = fit
-        return Calibration(fit, len(samples), prompt_tokens, output_tokens, notes)
+            return (f"{error}: prompt lengths are words, not counted tokens",)
+        return ()
 
     def _ask_once(
         self, plan: DrivePlan, site: Site, words: int, number: int, watch: Watch
@@ -221,15 +253,7 @@ class HttpEndpoint:
         Raises EndpointError when it fails.
         """
         one = Schedule(
-            Workload(
-                Arrivals(users=1),
-                Prompts(Lengths(words)),
-                outputs=plan.schedule.workload.outputs,
-                duration_s=3600.0,
-                warmup_s=0.0,
-                requests=1,
-                seed=plan.schedule.workload.seed,
-            ),
+            _probe_workload(plan, words),
             np.array([words], dtype=np.int32),
             np.array([PROBE_OUTPUT_TOKENS], dtype=np.int32),
             np.array([-1], dtype=np.int32),
@@ -237,7 +261,7 @@ class HttpEndpoint:
             user_start_ns=np.zeros(1, dtype=np.int64),
         )
         sink = MemorySink()
-        maker = PromptMaker(one.workload, f"{plan.salt}-calibration-{number}")
+        maker = _probe_maker(plan, words, number)
         # a window of one request is over as soon as that is sent: its time-outs end it, no grace
         limits = replace(plan.timeouts, grace_s=plan.timeouts.total_s or one.workload.duration_s)
         probe_plan = DrivePlan(one, plan.salt, plan.endpoint, limits)
@@ -268,8 +292,8 @@ class HttpEndpoint:
         notes = [*calibration.notes, *result.notes]
         faults = list(result.faults)
         drift = tally.drift
-        if drift is not None and abs(drift) > DRIFT_SHARE:
-            notes.append(f"prompts were {drift:+.1%} off their planned length on average")
+        if drift is not None:
+            notes.append(tally.drift_text)
         if before is not None and after is not None and restarted(before, after):
             faults.append("the server was restarted during the run")
         if not faults and (tally.broken or (before is not None and after is None)):
@@ -285,7 +309,7 @@ class HttpEndpoint:
             "engine": info.engine,
             "version": info.version,
             "process_starts": None if before is None else _starts(before),
-            "prompt_fit": None if fit is None else asdict(fit),
+            "prompt_fit": None if fit is None else _told(fit),
             "prompt_drift": drift,
             **self._server,
         }
@@ -305,6 +329,12 @@ class HttpEndpoint:
         )
 
 
+def _told(fit: TokenFit) -> dict[str, object]:
+    """A fit as it is stored: `exact` when the server's own tokenizer was asked for every word."""
+    found = asdict(fit)
+    return {**found, "exact": found.pop("costs") is not None}
+
+
 def _starts(scrape: Scrape) -> list[float] | None:
     """When the server's processes say that they were started, s since 1970; None when they don't.
 
@@ -313,16 +343,65 @@ def _starts(scrape: Scrape) -> list[float] | None:
     return sorted(s.value for s in scrape.series(STARTED)) or None
 
 
+@dataclass(slots=True)
+class _Asked:
+    """The test requests of a calibration: (words, prompt tokens) of each, and what they cost."""
+
+    samples: list[tuple[int, int]] = field(default_factory=list)
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    uncounted: bool = False
+
+    def add(self, words: int, record: RequestRecord) -> None:
+        """Take a reply."""
+        self.requests += 1
+        self.output_tokens += record.output_tokens or 0
+        if record.prompt_tokens is None:
+            self.uncounted = True
+        else:
+            self.prompt_tokens += record.prompt_tokens
+            self.samples.append((words, record.prompt_tokens))
+
+
+def _probe_workload(plan: DrivePlan, words: int) -> Workload:
+    return Workload(
+        Arrivals(users=1),
+        Prompts(Lengths(words)),
+        outputs=plan.schedule.workload.outputs,
+        duration_s=3600.0,
+        warmup_s=0.0,
+        requests=1,
+        seed=plan.schedule.workload.seed,
+    )
+
+
+def _probe_maker(plan: DrivePlan, words: int, number: int) -> PromptMaker:
+    return PromptMaker(_probe_workload(plan, words), f"{plan.salt}-calibration-{number}")
+
+
+def _probe_text(plan: DrivePlan, words: int, number: int) -> str:
+    """The text of a test request."""
+    return _probe_maker(plan, words, number).text(0, words)
+
+
+def _agrees(fit: TokenFit, text: str, count: int | None) -> bool:
+    """Whether a server counts a text as the fit from another one would."""
+    return count is not None and abs(fit.tokens_of(text) - count) <= max(2, 2 * fit.drift_tokens)
+
+
 class EndpointEngine:
     """The engine that is a URL: starts and stops nothing. See the Engine port.
 
-    `timeouts`, when given, take the place of a plan's own.
+    `timeouts`, when given, take the place of a plan's own. Prompts are calibrated once for all its
+    endpoints of a model.
     """
 
     name = "endpoint"
 
     def __init__(self, timeouts: Timeouts | None = None) -> None:
         self._timeouts = timeouts
+        self._fits: Fits = {}
 
     @contextlib.contextmanager
     def start(self, configuration: Configuration) -> Iterator[Endpoint]:
@@ -333,7 +412,10 @@ class EndpointEngine:
                 fix="give one: `ridgeline bench http://HOST:PORT`",
             )
         endpoint = HttpEndpoint(
-            configuration.url, model=configuration.model or None, timeouts=self._timeouts
+            configuration.url,
+            model=configuration.model or None,
+            timeouts=self._timeouts,
+            fits=self._fits,
         )
         endpoint.info()
         headers = auth_headers(api_key_from_environment())
@@ -368,6 +450,7 @@ class _Tally:
         self.broken = False
         self._planned = 0
         self._counted = 0
+        self._drifts = array("d")
 
     def request(self, record: RequestRecord) -> None:
         """Take one ended request."""
@@ -375,6 +458,7 @@ class _Tally:
         if record.failure is None:
             self.ok += 1
             if record.prompt_tokens is not None:
+                self._drifts.append(record.prompt_tokens / record.planned_prompt_tokens - 1)
                 self._planned += record.planned_prompt_tokens
                 self._counted += record.prompt_tokens
         self._sink.request(record)
@@ -386,6 +470,16 @@ class _Tally:
     def steps(self, table: StepTable) -> None:
         """Take a twin's steps."""
         self._sink.steps(table)
+
+    @property
+    def drift_text(self) -> str:
+        """What prompts were counted as against their plan: at the median, at worst, in all."""
+        worst = max(self._drifts, key=abs)
+        middle = float(np.median(np.frombuffer(self._drifts)))
+        return (
+            f"prompt tokens counted against planned: {middle:+.1%} at the median,"
+            f" {worst:+.1%} at worst, {self.drift or 0.0:+.1%} in all"
+        )
 
     @property
     def drift(self) -> float | None:

@@ -24,6 +24,7 @@ from ridgeline.engines.process import EngineProcess
 from ridgeline.engines.vllm_args import serve_arguments
 from ridgeline.engines.vllm_log import read_start_up
 from ridgeline.telemetry.gpu import GpuSampler, open_nvml
+from ridgeline.workload.prompts import TokenFit
 
 HOST = "127.0.0.1"
 INSTALL_IT = "install vLLM here, or name the command that starts it (launch.command)"
@@ -74,6 +75,7 @@ class VllmEngine:
     def __init__(self, launch: VllmLaunch | None = None) -> None:
         self._launch = launch or VllmLaunch()
         self._abandoned = threading.Event()
+        self._fits: dict[tuple[str, str], TokenFit] = {}  # of all its servers, by model
 
     def log_to(self, folder: Path) -> None:
         """Write the logs of coming starts there."""
@@ -99,6 +101,7 @@ class VllmEngine:
                 [r.url for r in replicas],
                 model=configuration.model,
                 server={"engine": "vllm", "replicas": [r.start for r in replicas]},
+                fits=self._fits,
             )
             yield StartedEndpoint(http_endpoint, replicas, _gpus(configuration))
         finally:

@@ -99,6 +99,37 @@ class Address:
         raise EndpointError(text, where=self.url, fix=fix)
 
 
+class Asker:
+    """Small POST requests to one address over one kept connection; nothing it does raises."""
+
+    def __init__(self, address: Address, headers: Mapping[str, str], timeout_s: float = 10.0):
+        self._headers = {**headers, "Content-Type": "application/json"}
+        self._path = address.path
+        self._connection: http.client.HTTPConnection
+        if address.scheme == "https":
+            self._connection = http.client.HTTPSConnection(
+                address.host, address.port, timeout=timeout_s, context=address.tls()
+            )
+        else:
+            self._connection = http.client.HTTPConnection(
+                address.host, address.port, timeout=timeout_s
+            )
+
+    def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """(status, body up to 4 MiB); status 0 when there was no answer."""
+        try:
+            self._connection.request("POST", self._path + path, body, self._headers)
+            reply = self._connection.getresponse()
+            return reply.status, reply.read(_PAGE_BYTES)
+        except (OSError, http.client.HTTPException):
+            self._connection.close()
+            return 0, b""
+
+    def close(self) -> None:
+        """Give the connection up."""
+        self._connection.close()
+
+
 def parse_address(text: str) -> Address:
     """Read a URL, with or without scheme and /v1; raises BadInput that says what is wrong."""
     try:

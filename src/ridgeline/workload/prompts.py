@@ -4,6 +4,7 @@ Prompts are made of short common words, which most tokenizers turn into one toke
 tokens a server really counts is fitted from its own `usage.prompt_tokens` before a run.
 """
 
+import bisect
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,12 +55,22 @@ class TokenFit:
     """What a server counts for our text: tokens = overhead_tokens + tokens_per_word * words.
 
     The overhead is the chat template. `drift_tokens` is the largest miss of the fit on its own
-    samples.
+    samples. `costs`: the tokens of each of WORDS, where the server let itself be asked; then a
+    prompt is made to the token.
     """
 
     tokens_per_word: float = 1.0
     overhead_tokens: float = 0.0
     drift_tokens: float = 0.0
+    costs: tuple[int, ...] | None = None
+
+    def tokens_of(self, text: str) -> float:
+        """What the server would count for a text of our words."""
+        words = text.split()
+        if self.costs is not None:
+            by_word = dict(zip(WORDS, self.costs, strict=True))
+            return self.overhead_tokens + sum(by_word.get(word, 1) for word in words)
+        return self.overhead_tokens + self.tokens_per_word * len(words)
 
     def words(self, tokens: int) -> int:
         """Words for a whole prompt of that many tokens, at least 1."""
@@ -69,20 +80,26 @@ class TokenFit:
 def fit_tokens(samples: Sequence[tuple[int, int]]) -> TokenFit:
     """Least-squares line through (words, prompt tokens); needs two different word counts.
 
+    Texts of equally many words differ in tokens by the square root of their number, so a sample
+    weighs as the inverse of it: the template's constant is what the short ones say, and the long
+    ones say how many tokens a word is.
+
     Raises ValueError when the counts do not grow with the words as those of a tokenizer do.
     """
     words = np.array([s[0] for s in samples], dtype=np.float64)
     tokens = np.array([s[1] for s in samples], dtype=np.float64)
-    spread = words - words.mean()
-    if not (spread != 0).any():
+    weights = 1 / words
+    middle, height = (float(np.average(x, weights=weights)) for x in (words, tokens))
+    spread = words - middle
+    if not (words != words[0]).any():
         raise ValueError("two different word counts are needed")
-    slope = float((spread * tokens).sum() / (spread * spread).sum())
+    slope = float((weights * spread * tokens).sum() / (weights * spread * spread).sum())
     if not LEAST_PER_WORD <= slope <= MOST_PER_WORD:
         raise ValueError(
             "the server's usage.prompt_tokens does not depend on the prompt as tokens do"
             f" ({', '.join(f'{t} for {w} words' for w, t in samples)})"
         )
-    overhead = float(tokens.mean() - slope * words.mean())
+    overhead = height - slope * middle
     misses = np.abs(tokens - overhead - slope * words)
     return TokenFit(slope, overhead, float(misses.max()))
 
@@ -103,6 +120,9 @@ class PromptMaker:
         self._key = self._number(f"request:{salt}")
         self._prefixes: dict[int, bytes] = {}
         longest = self.fit.words(workload.longest_own_part)
+        self._costs = (
+            None if self.fit.costs is None else dict(zip(WORDS, self.fit.costs, strict=True))
+        )
         self._fill(stream(workload.seed, "prompt-words"), max(_MIN_FILLER, 2 * longest))
 
     @staticmethod
@@ -115,6 +135,10 @@ class PromptMaker:
         lengths = np.fromiter((len(w) + 1 for w in pieces), dtype=np.int64, count=words)
         self._filler = (" " + " ".join(pieces)).encode()
         self._starts = [0, *np.cumsum(lengths).tolist()]
+        if self._costs is not None:
+            costs = np.array([self._costs[word] for word in pieces])
+            self._tokens = [0, *np.cumsum(costs).tolist()]
+            self._single = [w for w, cost in self._costs.items() if cost == 1]
 
     def _stretch(self, number: int, words: int) -> bytes:
         """`words` words, the first eight of them spelling `number`."""
@@ -129,14 +153,43 @@ class PromptMaker:
             first = 0
         return b"".join(parts)
 
+    def _exactly(self, number: int, tokens: int) -> bytes:
+        """Words of `tokens` tokens together, the first up to eight of them spelling `number`.
+
+        Without a word of one token it may be short of it by less than the cheapest word.
+        """
+        assert self._costs is not None
+        costs, words, left = self._costs, [], tokens
+        for byte in number.to_bytes(8, "big"):
+            if costs[WORDS[byte]] <= left:
+                words.append(WORDS[byte])
+                left -= costs[WORDS[byte]]
+        parts = [" ".join(words).encode()]
+        starts, ends, last = self._starts, self._tokens, len(self._starts) - 1
+        first = number % last
+        while left > 0:
+            end = min(bisect.bisect_right(ends, ends[first] + left) - 1, last)
+            if end == first:
+                break
+            parts.append(self._filler[starts[first] : starts[end]])
+            left -= ends[end] - ends[first]
+            if end < last:
+                break
+            first = 0
+        for place in range(left if self._single else 0):
+            parts.append(b" " + self._single[(number + place) % len(self._single)].encode())
+        return b"".join(parts).lstrip() or WORDS[number & 0xFF].encode()
+
     def encoded(self, identity: int, prompt_tokens: int, prefix: Sequence[Segment] = ()) -> bytes:
         """The prompt as ASCII bytes that need no JSON escapes.
 
         identity: unique in the run. prompt_tokens: of the whole prompt, prefix and the server's
         template included. A prompt shorter than its prefix still has one word of its own.
         """
-        words = self.fit.words(prompt_tokens)
         own = _mix((self._key + identity) & _MASK)
+        if self._costs is not None:
+            return self._encoded_exactly(own, prompt_tokens, prefix)
+        words = self.fit.words(prompt_tokens)
         parts, used, tokens = [], 0, 0
         for segment in prefix:
             tokens += segment.tokens
@@ -146,6 +199,17 @@ class PromptMaker:
                 used += wanted
         parts.append(self._stretch(own, max(1, words - used)))
         return b"".join(parts)
+
+    def _encoded_exactly(self, own: int, prompt_tokens: int, prefix: Sequence[Segment]) -> bytes:
+        left = max(1, prompt_tokens - round(self.fit.overhead_tokens))
+        parts = []
+        for segment in prefix:
+            tokens = min(segment.tokens, left - 1)
+            if tokens > 0:
+                number = self._number(f"prefix:{segment.key}:{self._salt}")
+                parts += [self._exactly(number, tokens), b" "]
+                left -= tokens
+        return b"".join([*parts, self._exactly(own, left)])
 
     def _segment(self, key: int, words: int) -> bytes:
         """A shared piece of that many words; a shorter one is the beginning of a longer one."""
