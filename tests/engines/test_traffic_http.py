@@ -44,10 +44,10 @@ ODD = ['say "', "\\yes", " é\n", "</s>"]
 class Talker:
     """Answers the k-th request with words that name it, and counts words as tokens."""
 
-    def __init__(self, fail_at: int | None = None) -> None:
+    def __init__(self, *, fail_a_second_turn: bool = False) -> None:
         self.asked: list[dict[str, object]] = []
         self.replies: list[str] = []
-        self.fail_at = fail_at
+        self.to_fail = fail_a_second_turn
 
     def __call__(self, served: Served, number: int) -> Script:
         body = served.json()
@@ -62,7 +62,8 @@ class Talker:
             prompt = len(body["prompt"].split())
             parts = [event(chunk_value([{"index": 0, "text": w, "finish_reason": None}]))
                      for w in words]  # fmt: skip
-        if number == self.fail_at:
+        if self.to_fail and len(body.get("messages", [])) == 3:
+            self.to_fail = False
             return stream([(0, parts[0])], after="close")
         end = finish("length") + usage(prompt, len(words)) + DONE
         return stream([*((0, part) for part in parts), (0, end)])
@@ -121,7 +122,7 @@ def test_the_next_turn_of_completions_carries_the_text_so_far() -> None:
 
 
 def test_a_failed_turn_ends_its_session_and_the_user_begins_another() -> None:
-    talker, records = talk("chat", sessions(requests=5), Talker(fail_at=3 + 1))
+    talker, records = talk("chat", sessions(requests=5), Talker(fail_a_second_turn=True))
     assert [(r.session, r.turn, r.failure) for r in records] == [
         (0, 0, None), (0, 1, "no_finish"), (1, 0, None), (1, 1, None), (1, 2, None),
     ]  # fmt: skip
