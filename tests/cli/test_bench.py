@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from ridgeline.cli.main import run as ridgeline
@@ -141,6 +142,21 @@ def test_open_loop_reports_both_ttfts(url: str, tmp_path: Path) -> None:
     assert body["ttft_intent_s"]["p50"] >= body["ttft_s"]["p50"]
 
 
+def test_workers_and_replicas(url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Two processes, two base URLs: one result, with the share of each replica."""
+    load = ["--users", "6", "--duration", "2", "--warmup", "0.5", "--output-tokens", "4"]
+    more = ["--workers", "2", "--url", f"{url}/v1", "--routing", "least-loaded", "--quiet"]
+    files = ["--out", str(tmp_path / "o"), "--json", str(tmp_path / "r.json")]
+    assert ridgeline(["bench", url, *load, *more, *files]) in (0, 3), capfd.readouterr().err
+    body = json.loads((tmp_path / "r.json").read_text())
+    assert body["requests"]["failed"] == 0
+    assert body["client"]["workers"] == 2
+    table = pl.read_parquet(next((tmp_path / "o").rglob("requests.parquet")))
+    assert sorted(table["index"].to_list()) == table["index"].to_list()
+    assert set(table["target"].to_list()) == {0, 1}
+    assert set(table["user"].to_list()) == set(range(6))
+
+
 @pytest.mark.parametrize(
     ("args", "line"),
     [
@@ -166,8 +182,13 @@ def test_open_loop_reports_both_ttfts(url: str, tmp_path: Path) -> None:
         (["--users", "1", "--duration", "1e300"], "--duration must be 0 to"),
         (["--users", "1", "--grace", "inf"], "--grace must be 0 to"),
         (["--users", "1", "--grace", "-1"], "--grace must be 0 to"),
-        (["--users", "1", "--timeout-connect", "0"], "--timeout-connect must be above 0"),
-        (["--users", "1", "--timeout-first", "nan"], "--timeout-first must be 0 to"),
+        (["--users", "1", "--connect-timeout", "0"], "--connect-timeout must be above 0"),
+        (["--users", "1", "--first-token-timeout", "nan"], "--first-token-timeout must be 0 to"),
+        (["--users", "1", "--timeout", "-1"], "--timeout must be 0 to 86400 seconds, not -1"),
+        (["--users", "1", "--workers", "0"], "--workers must be 1 to 256 or auto, not '0'"),
+        (["--users", "1", "--workers", "2.5"], "--workers must be 1 to 256 or auto"),
+        (["--users", "1", "--routing", "least-load"], "did you mean 'least-loaded'?"),
+        (["--users", "1", "--routing", "least-loaded"], "give the others with --url"),
         (["--users", "1", "--price-per-gpu-hour", "inf"], "--price-per-gpu-hour must be"),
         (["--users", "1", "--price-per-gpu-hour", "nan"], "--price-per-gpu-hour"),
         (["--users", "1", "--spread", "nan"], "--spread"),
@@ -247,7 +268,7 @@ def test_a_reply_longer_than_the_grace_time_is_no_failure(
         assert (counts["failed"], counts["unfinished"], counts["error_rate"]) == (0, 4, None)
         ridgeline([*args, "--grace", "20"])
         assert json.loads(result.read_text())["requests"]["ok"] == 4
-        ridgeline([*args, "--timeout-first", "0.1"])
+        ridgeline([*args, "--first-token-timeout", "0.1"])
         assert "after 0.1 s and 0 chunks" in capfd.readouterr().err
     finally:
         stop(server)

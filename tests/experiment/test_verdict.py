@@ -173,6 +173,12 @@ class TestClient:
         alone = ClientCheck("kernel", stamp_error_p99_s=1e-9, stamp_error_max_s=1e-9, **lag)
         assert reasons(evidence(STEADY, client=alone)) == ""
 
+    def test_a_worker_that_died_voids(self) -> None:
+        text = "worker 2 of 4 died (signal 9): its part of the load was not offered"
+        assert f"client limit: {text}" in reasons(
+            evidence(STEADY, client=ClientCheck("kernel", faults=(text,)))
+        )
+
     def test_a_full_core_voids_and_a_busy_one_warns(self) -> None:
         assert "96%" in reasons(evidence(STEADY, client=ClientCheck("k", cpu_share=0.96)))
         busy = judge(evidence(STEADY, client=ClientCheck("k", cpu_share=0.85)))

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from ridgeline.load.check import SelfCheck
+from ridgeline.load.check import SelfCheck, pooled
 from ridgeline.load.clock import KernelClock
 from ridgeline.load.digest import Digest
 from ridgeline.load.loop import EpollPoller, Loop, SelectorPoller
@@ -53,7 +53,7 @@ def test_loop_lag_counts_every_moment_of_a_stall() -> None:
     loop.run()
     check.finish()
     loop.close()
-    found = check.result(1)
+    found = pooled([check.figures(1)])
     assert found.loop_lag_p99_s is not None
     assert found.loop_lag_max_s is not None
     assert 0.17 <= found.loop_lag_p99_s <= 0.35
@@ -64,7 +64,7 @@ def test_loop_lag_counts_every_moment_of_a_stall() -> None:
 
 def test_what_was_not_measured_is_none() -> None:
     loop = Loop()
-    found = SelfCheck(loop, KernelClock()).result(0)
+    found = pooled([SelfCheck(loop, KernelClock()).figures(0)])
     loop.close()
     assert found.loop_lag_p99_s is None
     assert found.send_lateness_p50_s is None

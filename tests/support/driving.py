@@ -9,7 +9,8 @@ import numpy as np
 from ridgeline.domain.records import MemorySink, RequestRecord
 from ridgeline.domain.run import LiveFigures, SilentWatch
 from ridgeline.domain.workload import Arrivals, Workload
-from ridgeline.load.driver import Driver, DriveResult, Limits
+from ridgeline.load.crew import drive_with
+from ridgeline.load.driver import DriveResult, Job, Limits
 from ridgeline.load.http import Site
 from ridgeline.load.openai import RequestForm
 from ridgeline.workload.prompts import PromptMaker
@@ -107,6 +108,23 @@ class Outcome:
         return found
 
 
+@dataclass
+class Maker:
+    """Makes requests that carry their identity in a header."""
+
+    form: RequestForm
+    prompts: PromptMaker
+
+    def __call__(self, planned: PlannedRequest, identity: int, _: int) -> list[bytes]:
+        body = self.form.parts(
+            self.prompts.encoded(identity, planned.prompt_tokens, planned.prefix),
+            planned.output_tokens,
+        )
+        length = sum(map(len, body))
+        head = f"POST {self.form.path} HTTP/1.1\r\nHost: mock\r\nX-Identity: {identity}\r\n"
+        return [f"{head}Content-Length: {length}\r\n\r\n".encode(), *body]
+
+
 def drive(
     url: str,
     schedule: Schedule,
@@ -114,6 +132,7 @@ def drive(
     watch: SilentWatch | None = None,
     endpoint: str = "chat",
     site: Site | None = None,
+    workers: int = 1,
     **limits_s: float | None,
 ) -> Outcome:
     """Drive a URL on loopback; limits in seconds by name, as in `Timeouts`."""
@@ -121,17 +140,7 @@ def drive(
     if site is None:
         site = Site(socket.AF_INET, ("127.0.0.1", parts.port), "127.0.0.1", url)
     form = RequestForm(endpoint, "mock")
-    maker = PromptMaker(schedule.workload, "salt")
-
-    def make(planned: PlannedRequest, identity: int, _: int) -> list[bytes]:
-        body = form.parts(
-            maker.encoded(identity, planned.prompt_tokens, planned.prefix),
-            planned.output_tokens,
-        )
-        length = sum(map(len, body))
-        head = f"POST {form.path} HTTP/1.1\r\nHost: mock\r\nX-Identity: {identity}\r\n"
-        return [f"{head}Content-Length: {length}\r\n\r\n".encode(), *body]
-
+    make = Maker(form, PromptMaker(schedule.workload, "salt"))
     limits = replace(
         LIMITS,
         **{
@@ -140,5 +149,5 @@ def drive(
         },
     )
     sink = MemorySink()
-    driver = Driver(schedule, [site], make, limits=limits, sink=sink, watch=watch or SilentWatch())
-    return Outcome(driver.run(), sink)
+    job = Job(schedule, [site], make, limits)
+    return Outcome(drive_with(workers, job, sink, watch or SilentWatch()), sink)

@@ -3,11 +3,13 @@
 import datetime
 import enum
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ridgeline.cli.clientoptions import LONGEST_TIME_S, client_of, routing_of
 from ridgeline.cli.loadoptions import LoadOptions, arrivals_of, classes_of
 from ridgeline.cli.output import (
     GATE_FAILED,
@@ -41,7 +43,6 @@ NAME = "bench"
 DEFAULT_DURATION_S = 30.0
 LONGEST_S = 3600.0  # a run of --requests that has not ended by then ends with what it has
 # The upper ends of a study file hold here too.
-LONGEST_TIME_S = 86400.0
 MOST_USERS, MOST_REQUESTS, MOST_TOKENS, MOST_GPUS = 100_000, 100_000_000, 10_000_000, 4096
 LEAST_BURSTINESS, MOST_BURSTINESS = 0.01, 1000.0
 HIGHEST_PRICE = 1e6
@@ -218,18 +219,35 @@ def bench(
         float,
         typer.Option(metavar="S", help="Follow requests for S seconds after the window."),
     ] = 60.0,
-    timeout_connect: Annotated[
+    connect_timeout: Annotated[
         float, typer.Option(metavar="S", help="Longest time to connect.")
     ] = 10.0,
-    timeout_first: Annotated[
+    first_token_timeout: Annotated[
         float, typer.Option(metavar="S", help="Longest time to the first token; 0: no limit.")
     ] = 120.0,
-    timeout_gap: Annotated[
+    chunk_timeout: Annotated[
         float, typer.Option(metavar="S", help="Longest time between chunks; 0: no limit.")
     ] = 60.0,
-    timeout_total: Annotated[
+    timeout: Annotated[
         float, typer.Option(metavar="S", help="Longest time of a whole request; 0: no limit.")
     ] = 600.0,
+    workers: Annotated[
+        str,
+        typer.Option(
+            metavar="N", help="Client processes, one event loop each; auto: one core left free."
+        ),
+    ] = "1",
+    more_urls: Annotated[
+        list[str] | None,
+        typer.Option("--url", metavar="URL", help="Another replica of URL; repeat for more."),
+    ] = None,
+    routing: Annotated[
+        str,
+        typer.Option(
+            metavar="RULE",
+            help="How replicas share requests: round-robin, least-loaded, prefix-aware.",
+        ),
+    ] = "round-robin",
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Plain lines instead of a live bar, no table.")
     ] = False,
@@ -241,19 +259,25 @@ def bench(
     from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415  --help is quick
     from ridgeline.domain.slo import parse_slo  # noqa: PLC0415
     from ridgeline.domain.workload import Lengths, Outputs, Prompts, Sessions  # noqa: PLC0415
-    from ridgeline.engines.base import Timeouts  # noqa: PLC0415
     from ridgeline.engines.endpoint import EndpointEngine, HttpEndpoint  # noqa: PLC0415
     from ridgeline.experiment.plan import Plan, PlannedExperiment  # noqa: PLC0415
     from ridgeline.load.limits import ensure_open_files  # noqa: PLC0415
 
     limits = parse_slo(slo)
     times = {
-        "--duration": duration, "--warmup": _seconds(warmup), "--grace": grace,
-        "--warmup-limit": warmup_limit,
-        "--timeout-connect": timeout_connect, "--timeout-first": timeout_first,
-        "--timeout-gap": timeout_gap, "--timeout-total": timeout_total,
+        "--duration": duration, "--warmup": _seconds(warmup), "--warmup-limit": warmup_limit,
         "--turn-think-time": turn_think_time,
     }  # fmt: skip
+    client = client_of(
+        workers,
+        connect=connect_timeout,
+        first_token=first_token_timeout,
+        chunk=chunk_timeout,
+        whole=timeout,
+        grace=grace,
+    )
+    urls = (url, *(more_urls or ()))
+    rule = routing_of(routing, len(urls))
     _check_numbers(times, spread=spread, burstiness=burstiness, price=price_per_gpu_hour)
     load = LoadOptions(
         users, rate, user_steps, rate_steps, process, burstiness, think_time, think_time_law,
@@ -280,7 +304,8 @@ def bench(
         requests=requests,
         seed=seed,
     )
-    info = HttpEndpoint(url, model=model).info()
+    workload = replace(workload, client=client)
+    info = HttpEndpoint(urls, model=model).info()
     configuration = Configuration(
         model=info.model,
         knobs=Knobs(max_model_len=info.max_model_len),
@@ -290,14 +315,12 @@ def bench(
         gpus=gpus,
         price_per_gpu_hour=price_per_gpu_hour,
         url=url,
+        more_urls=urls[1:],
+        routing=rule,
     )
     experiment = PlannedExperiment(NAME, configuration, workload, "")
     plan = Plan(NAME, "bench", None, (experiment,), limits, 1, endpoint)
-    limits_s = Timeouts(
-        timeout_connect, timeout_first or None, timeout_gap or None, timeout_total or None, grace
-    )
-    engine = EndpointEngine(limits_s)
-    return _measure(plan, folder, (json, export_vllm), engine, quiet=quiet)
+    return _measure(plan, folder, (json, export_vllm), EndpointEngine(), quiet=quiet)
 
 
 def _check(arrivals: "Arrivals", duration: float | None, requests: int | None) -> None:
@@ -322,8 +345,6 @@ def _check_numbers(
             raise BadInput(f"{name} must be 0 to {LONGEST_TIME_S:g} seconds, not {seconds:g}")
     if times["--warmup-limit"] == 0:
         raise BadInput("--warmup-limit must be above 0 seconds", fix="--warmup 0 for none")
-    if times["--timeout-connect"] == 0:
-        raise BadInput("--timeout-connect must be above 0 seconds")
     if not 0 <= spread <= 1:
         raise BadInput(f"--spread must be 0 to 1, not {spread:g}")
     if not LEAST_BURSTINESS <= burstiness <= MOST_BURSTINESS:

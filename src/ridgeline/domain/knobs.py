@@ -135,7 +135,8 @@ class Configuration:
     the GPUs used (priced), `price_per_gpu_hour` in USD, None when not known. `launch`: how the
     engine is started, None = in its default way (or it is not started by us).
     `calibration`: of a twin, None = the GPU's priors. `routing`: how requests are spread over
-    data-parallel replicas, a rule of `domain.routing`.
+    data-parallel replicas, a rule of `domain.routing`. `more_urls`: of further servers that serve
+    the same as `url`.
     """
 
     model: str
@@ -150,6 +151,7 @@ class Configuration:
     calibration: Calibration | None = None
     gpu_figures: Mapping[str, Any] | None = None
     routing: str = "round-robin"
+    more_urls: tuple[str, ...] = ()
 
     def device(self) -> Gpu | None:
         """The GPU's figures, None when it is not known. Raises BadInput for an unknown name."""

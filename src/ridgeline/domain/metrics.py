@@ -12,7 +12,7 @@ pooled. Worst stall = a request's largest gap. All in seconds.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.percentile import inverted_cdf, percentiles
 from ridgeline.domain.records import UNFINISHED, Bools, Floats, Ints, RunRecords
 from ridgeline.domain.replies import early_stops_share, first_answers, server_times_note
-from ridgeline.domain.run import RunFacts, Verdict, Window
+from ridgeline.domain.run import ClientCheck, RunFacts, Verdict, Window
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.summary import (
     ClientFigures,
@@ -328,7 +328,6 @@ def summarise(
     spent = cost(rates, configuration)
     judged = verdict or Verdict(valid=True)
     stalls = sample.successes("worst_stall_s")
-    client = facts.client
     return Summary(
         source=facts.source,
         window_s=window.seconds,
@@ -345,12 +344,7 @@ def summarise(
         goodput=goodput,
         slo=judge(slo, worst, counts, goodput, open_loop=open_loop),
         intervals=intervals(sample, views, meets, spent.usd_per_million_output_tokens),
-        client=ClientFigures(
-            loop_lag_p99_s=client.loop_lag_p99_s,
-            send_lateness_p99_s=client.send_lateness_p99_s,
-            cpu_share=client.cpu_share,
-            receive_clock=client.receive_clock,
-        ),
+        client=_client_figures(facts.client),
         verdict=VerdictFigures(judged.valid, judged.reasons, judged.warnings),
         failures_as_infinite=worst,
         tokens_estimated=sample.tokens_estimated,
@@ -366,6 +360,10 @@ def summarise(
             output_tokens(records)[0], records, sample.rows, sample.ok
         ),
     )
+
+
+def _client_figures(check: ClientCheck) -> ClientFigures:
+    return ClientFigures(**{f.name: getattr(check, f.name) for f in fields(ClientFigures)})
 
 
 def intervals(

@@ -30,6 +30,8 @@ class ClientCheck:
     send_lateness: sent - intended. backlog: kernel receive time to read time. stamp_error: how far
     a chunk's time may be too late because the client read late; 0 for a chunk that was alone in its
     read and carries the kernel's time, else how long the client had not looked.
+    workers: processes that drove the load; loop lag and CPU share are the worst one's. faults: what
+    happened to the client itself that leaves the figures without meaning (a worker died).
     """
 
     receive_clock: str
@@ -44,6 +46,8 @@ class ClientCheck:
     stamp_error_p95_s: float | None = None
     stamp_error_p99_s: float | None = None
     stamp_error_max_s: float | None = None
+    workers: int | None = None
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

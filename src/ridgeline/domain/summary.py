@@ -122,12 +122,20 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class ClientFigures:
-    """The client's self-check."""
+    """The client's self-check; see `run.ClientCheck`."""
 
     loop_lag_p99_s: float | None = None
     send_lateness_p99_s: float | None = None
     cpu_share: float | None = None
     receive_clock: str | None = None
+    loop_lag_max_s: float | None = None
+    send_lateness_p50_s: float | None = None
+    send_lateness_max_s: float | None = None
+    backlog_p99_s: float | None = None
+    stamp_error_p95_s: float | None = None
+    stamp_error_p99_s: float | None = None
+    connections: int | None = None
+    workers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

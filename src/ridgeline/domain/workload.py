@@ -1,6 +1,7 @@
 """What traffic a run offers: arrivals, prompts and output lengths, as plain values."""
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ridgeline.domain.slo import Slo
 
@@ -202,6 +203,28 @@ class Sessions:
 
 
 @dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Limits of a real request, in seconds; None = no limit."""
+
+    connect_s: float = 10.0
+    first_s: float | None = 120.0
+    gap_s: float | None = 60.0
+    total_s: float | None = 600.0
+    grace_s: float = 60.0  # after the window: how long requests sent inside are followed
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """How the load client works. A twin, which needs none, heeds the time-outs only.
+
+    workers: processes with one event loop each, or "auto": one fewer than there are cores.
+    """
+
+    workers: int | Literal["auto"] = 1
+    timeouts: Timeouts = Timeouts()
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """One complete offered load. Times in seconds.
 
@@ -226,6 +249,7 @@ class Workload:
     warmup_auto: bool = False
     classes: tuple[TrafficClass, ...] = ()
     sessions: Sessions | None = None
+    client: Client = Client()
 
     @property
     def least_warmup_s(self) -> float:

@@ -7,18 +7,10 @@ from typing import Protocol
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.records import RecordSink
 from ridgeline.domain.run import RunFacts, Source, Watch
+from ridgeline.domain.workload import Timeouts
 from ridgeline.workload.schedule import Schedule
 
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Limits of a real request, in seconds; None = no limit."""
-
-    connect_s: float = 10.0
-    first_s: float | None = 120.0
-    gap_s: float | None = 60.0
-    total_s: float | None = 600.0
-    grace_s: float = 60.0  # after the window: how long requests sent inside are followed
+__all__ = ["DrivePlan", "Endpoint", "Engine", "Timeouts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +26,7 @@ class DrivePlan:
     schedule: Schedule
     salt: str
     endpoint: str = "chat"
-    timeouts: Timeouts = Timeouts()
+    timeouts: Timeouts = Timeouts()  # noqa: RUF009  a frozen value
     routing: str = "round-robin"
     bands: bool = False
 

@@ -20,8 +20,10 @@ from ridgeline.engines.bodies import Bodies
 from ridgeline.engines.probe import ServerInfo, api_key_from_environment, auth_headers, probe
 from ridgeline.engines.tokenizing import TRIED_WORDS, TokenCounter, exact_fit
 from ridgeline.load.address import Address, parse_address
-from ridgeline.load.driver import Driver, DriveResult, Limits
+from ridgeline.load.crew import drive_with, workers_for
+from ridgeline.load.driver import DriveResult, Job, Limits
 from ridgeline.load.http import Site
+from ridgeline.load.making import RequestMaker
 from ridgeline.telemetry.prometheus import (
     STARTED,
     Scrape,
@@ -32,7 +34,7 @@ from ridgeline.telemetry.prometheus import (
     settled_metrics,
 )
 from ridgeline.workload.prompts import PromptMaker, TokenFit, fit_tokens
-from ridgeline.workload.schedule import PlannedRequest, Schedule
+from ridgeline.workload.schedule import Schedule
 
 CONNECT_S = 10.0
 PROBE_WORDS = 32  # of the first calibration prompt; the others are sized by what it costs
@@ -61,9 +63,9 @@ class HttpEndpoint:
     """One or several base URLs of one model (replicas, asked in turn); see the Endpoint port.
 
     model None: the first that the server names. `server` is what the caller knows about it.
-    `timeouts`, when given, take the place of a plan's own. `fits` are shared by the endpoints of a
-    study, so that all of them get prompts of the same words. The API key comes from the environment
-    (RIDGELINE_API_KEY or OPENAI_API_KEY) and is stored nowhere.
+    `fits` are shared by the endpoints of a study, so that all of them get prompts of the same
+    words. The API key comes from the environment (RIDGELINE_API_KEY or OPENAI_API_KEY) and is
+    stored nowhere.
     """
 
     source: Source = "measured"
@@ -74,14 +76,12 @@ class HttpEndpoint:
         *,
         model: str | None = None,
         server: Mapping[str, object] | None = None,
-        timeouts: Timeouts | None = None,
         fits: Fits | None = None,
     ) -> None:
         listed = [urls] if isinstance(urls, str) else list(urls)
         self._addresses = [parse_address(url) for url in listed]
         self._model = model
         self._server = dict(server or {})
-        self._timeouts = timeouts
         self._api_key = api_key_from_environment()
         self._sites: list[Site] = []
         self._info: ServerInfo | None = None
@@ -104,8 +104,6 @@ class HttpEndpoint:
         """Offer the plan's traffic; see Endpoint.drive."""
         info = self.info()
         sites = self._sites
-        if self._timeouts is not None:
-            plan = replace(plan, timeouts=self._timeouts)
         _refuse_too_long(plan.schedule, info, self._addresses[0])
         before = self._scrape()
         calibration = self._calibrate(plan, sites[0], info, watch)
@@ -145,21 +143,15 @@ class HttpEndpoint:
     ) -> DriveResult:
         bodies = Bodies(plan.schedule.workload, plan.endpoint, self.info().model, maker)
         heads = [self._head(address, bodies.path) for address in self._addresses]
-
-        def make(planned: PlannedRequest, identity: int, target: int) -> list[bytes]:
-            body = bodies.parts(planned, identity)
-            return [b"%b%d\r\n\r\n" % (heads[target], sum(map(len, body))), *body]
-
-        return Driver(
+        job = Job(
             plan.schedule,
             sites,
-            make,
-            limits=_limits(plan.timeouts),
-            sink=sink,
-            watch=watch,
+            RequestMaker(bodies, heads),
+            _limits(plan.timeouts),
             hide=self._api_key,
             routing=plan.routing,
-        ).run()
+        )
+        return drive_with(workers_for(plan.schedule.workload.client.workers), job, sink, watch)
 
     def _head(self, address: Address, path: str) -> bytes:
         """A request's head up to the value of Content-Length."""
@@ -393,14 +385,12 @@ def _agrees(fit: TokenFit, text: str, count: int | None) -> bool:
 class EndpointEngine:
     """The engine that is a URL: starts and stops nothing. See the Engine port.
 
-    `timeouts`, when given, take the place of a plan's own. Prompts are calibrated once for all its
-    endpoints of a model.
+    Prompts are calibrated once for all its endpoints of a model.
     """
 
     name = "endpoint"
 
-    def __init__(self, timeouts: Timeouts | None = None) -> None:
-        self._timeouts = timeouts
+    def __init__(self) -> None:
         self._fits: Fits = {}
 
     @contextlib.contextmanager
@@ -411,15 +401,11 @@ class EndpointEngine:
                 "engine endpoint needs the URL of a running server",
                 fix="give one: `ridgeline bench http://HOST:PORT`",
             )
-        endpoint = HttpEndpoint(
-            configuration.url,
-            model=configuration.model or None,
-            timeouts=self._timeouts,
-            fits=self._fits,
-        )
+        urls = (configuration.url, *configuration.more_urls)
+        endpoint = HttpEndpoint(urls, model=configuration.model or None, fits=self._fits)
         endpoint.info()
         headers = auth_headers(api_key_from_environment())
-        yield SampledEndpoint(endpoint, [parse_address(configuration.url).url], headers)
+        yield SampledEndpoint(endpoint, [parse_address(url).url for url in urls], headers)
 
 
 class _StopOnly(SilentWatch):

@@ -23,7 +23,7 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.summary import Interval, Summary
 from ridgeline.domain.workload import Arrivals, Workload
-from ridgeline.engines.base import Endpoint, Engine, Timeouts
+from ridgeline.engines.base import Endpoint, Engine
 from ridgeline.experiment.kneesearch import Asked, next_load
 from ridgeline.experiment.ledger import begin_index, entry_of, split_runs
 from ridgeline.experiment.plan import Plan, PlannedExperiment, plan_runs
@@ -173,7 +173,7 @@ class _Levels:
         if kept:
             set_aside(folder)
         watch = self.watch.started(run)
-        stored = carry_out(run, folder, self.engine, watch, Timeouts(grace_s=GRACE_S))
+        stored = carry_out(run, folder, self.engine, watch)
         self.directory.write_index(index.with_run(entry_of(stored)))
         self.watch.ended(stored)
         return stored
@@ -197,7 +197,8 @@ def level_name(kind: str, load: float) -> str:
 def level_workload(sweep: Sweep, load: float) -> Workload:
     """The traffic of one level: as the sweep's, at this load and with enough requests."""
     base, wanted = sweep.workload, sweep.requests
-    common = replace(base, warmup_s=WARMUP_LIMIT_S, warmup_auto=True)
+    client = replace(base.client, timeouts=replace(base.client.timeouts, grace_s=GRACE_S))
+    common = replace(base, warmup_s=WARMUP_LIMIT_S, warmup_auto=True, client=client)
     if sweep.asked.load == "users":
         users = round(load)
         arrivals = Arrivals(users=users, think_time_s=base.arrivals.think_time_s)

@@ -22,7 +22,7 @@ from ridgeline.domain.records import MemorySink, RecordSink, RunRecords, records
 from ridgeline.domain.run import ClientCheck, RunFacts, Source, Warmup, Watch, Window
 from ridgeline.domain.steadystate import STEADY
 from ridgeline.domain.summary import Summary, VerdictFigures
-from ridgeline.engines.base import DrivePlan, Engine, Timeouts
+from ridgeline.engines.base import DrivePlan, Engine
 from ridgeline.engines.beside import Beside, WatchedEndpoint
 from ridgeline.experiment.binding import measured_limit
 from ridgeline.experiment.estimates import above_graphs_share, measured_roofline
@@ -55,7 +55,6 @@ def carry_out(
     folder: Path,
     engine: Engine,
     watch: Watch,
-    timeouts: Timeouts = Timeouts(),  # noqa: B008  a frozen value
     *,
     known: Mapping[str, object] | None = None,
     notes: tuple[str, ...] = (),
@@ -71,12 +70,12 @@ def carry_out(
     meta = _meta(run)
     if engine.name == "twin":
         sink = MemorySink()
-        driven = _drive(run, meta, sink, engine, watch, timeouts=timeouts)
+        driven = _drive(run, meta, sink, engine, watch)
         return finish(folder, meta, sink, driven.facts, driven.failure)
     make_folder(folder)
     path = folder / JOURNAL_FILE
     with Journal(path, to_plain(meta)) as journal:
-        driven = _drive(run, meta, journal, engine, watch, timeouts=timeouts)
+        driven = _drive(run, meta, journal, engine, watch)
         facts, failure = driven.facts, driven.failure
         if facts is not None:
             server = {**facts.server, **(known or {})}
@@ -114,16 +113,14 @@ def _drive(
     sink: RecordSink,
     engine: Engine,
     watch: Watch,
-    *,
-    timeouts: Timeouts,
 ) -> "_Driven":
     driven = _Driven()
     try:
         schedule = draw_schedule(run.workload)
         with engine.start(run.configuration) as endpoint:
-            plan = DrivePlan(
-                schedule, meta.salt, run.endpoint, timeouts, meta.configuration.routing, bands=True
-            )
+            limits = run.workload.client.timeouts
+            routing = meta.configuration.routing
+            plan = DrivePlan(schedule, meta.salt, run.endpoint, limits, routing, bands=True)
             try:
                 driven.facts = endpoint.drive(plan, sink, watch)
             finally:

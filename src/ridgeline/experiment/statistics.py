@@ -398,12 +398,9 @@ def _worst_client(clients: Sequence[ClientFigures]) -> ClientFigures:
         return max(values, default=None)
 
     clocks = dict.fromkeys(c.receive_clock for c in clients if c.receive_clock)
-    return ClientFigures(
-        worst("loop_lag_p99_s"),
-        worst("send_lateness_p99_s"),
-        worst("cpu_share"),
-        " and ".join(clocks) or None,
-    )
+    names = [f.name for f in fields(ClientFigures) if f.name != "receive_clock"]
+    found = {name: worst(name) for name in names}
+    return ClientFigures(receive_clock=" and ".join(clocks) or None, **found)  # type: ignore[arg-type]
 
 
 def _all_verdicts(verdicts: Sequence[VerdictFigures]) -> VerdictFigures:

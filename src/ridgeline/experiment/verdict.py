@@ -152,6 +152,7 @@ def _too_few(e: Evidence, slo: Slo, counts: RequestCounts, where: str) -> Iterat
 
 def client_limit(e: Evidence) -> Iterator[Doubt]:
     """The client, not the server, decided the figures."""
+    yield from (Doubt(f"client limit: {fault}") for fault in e.facts.client.faults)
     if e.records.ok.any():
         yield from _late_sends(e)
         yield from _late_reads(e)

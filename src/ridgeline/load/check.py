@@ -1,6 +1,8 @@
 """Did the client itself keep up? Loop lag, lateness of sends, reading backlog, CPU."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ridgeline.domain.run import ClientCheck
 from ridgeline.load.clock import KernelClock
@@ -10,6 +12,61 @@ from ridgeline.load.loop import Loop
 BEAT_NS = 10_000_000
 SHORT_NS = 100_000_000
 KERNEL_SHARE = 0.99  # of the reads, for a run to call its receive clock "kernel"
+
+
+@dataclass(slots=True)
+class CheckFigures:
+    """What one worker's self-check has counted (ns); those of several can be pooled."""
+
+    lag: Digest
+    lateness: Digest
+    backlog: Digest
+    errors: Digest
+    unstamped: int
+    cpu_share: float | None
+    connections: int
+
+
+def pooled(parts: Sequence[CheckFigures], faults: tuple[str, ...] = ()) -> ClientCheck:
+    """The check of a client of one or several workers.
+
+    Lateness, backlog and stamp errors are those of all requests and chunks together. A lag or a
+    full core harms whatever its worker drives, so those are the worst worker's.
+    """
+    lateness, backlog, errors = (
+        _merged([getattr(part, name) for part in parts])
+        for name in ("lateness", "backlog", "errors")
+    )
+    reads = len(backlog) + sum(part.unstamped for part in parts)
+    kernel = len(backlog) > 0 and len(backlog) >= KERNEL_SHARE * reads
+    shares = [part.cpu_share for part in parts if part.cpu_share is not None]
+    return ClientCheck(
+        receive_clock="kernel" if kernel else "read",
+        loop_lag_p99_s=_worst([part.lag.percentile_ns(99) for part in parts]),
+        loop_lag_max_s=_worst([part.lag.max_ns for part in parts]),
+        send_lateness_p50_s=_seconds(lateness.percentile_ns(50)),
+        send_lateness_p99_s=_seconds(lateness.percentile_ns(99)),
+        send_lateness_max_s=_seconds(lateness.max_ns),
+        backlog_p99_s=_seconds(backlog.percentile_ns(99)) if kernel else None,
+        cpu_share=max(shares, default=None),
+        connections=sum(part.connections for part in parts),
+        stamp_error_p95_s=_seconds(errors.percentile_ns(95)),
+        stamp_error_p99_s=_seconds(errors.percentile_ns(99)),
+        stamp_error_max_s=_seconds(errors.max_ns),
+        workers=len(parts),
+        faults=faults,
+    )
+
+
+def _merged(digests: Sequence[Digest]) -> Digest:
+    whole = Digest()
+    for digest in digests:
+        whole.merge(digest)
+    return whole
+
+
+def _worst(values: Sequence[float | None]) -> float | None:
+    return _seconds(max((v for v in values if v is not None), default=None))
 
 
 class SelfCheck:
@@ -71,24 +128,17 @@ class SelfCheck:
             self.close_window()
         self._began = None
 
-    def result(self, connections: int) -> ClientCheck:
-        """The figures of the window."""
-        backlog, unstamped = self._clock.backlog, self._clock.unstamped
-        errors = self._clock.errors
-        kernel = len(backlog) > 0 and len(backlog) >= KERNEL_SHARE * (len(backlog) + unstamped)
-        return ClientCheck(
-            receive_clock="kernel" if kernel else "read",
-            loop_lag_p99_s=_seconds(self._lag.percentile_ns(99)),
-            loop_lag_max_s=_seconds(self._lag.max_ns),
-            send_lateness_p50_s=_seconds(self._lateness.percentile_ns(50)),
-            send_lateness_p99_s=_seconds(self._lateness.percentile_ns(99)),
-            send_lateness_max_s=_seconds(self._lateness.max_ns),
-            backlog_p99_s=_seconds(backlog.percentile_ns(99)) if kernel else None,
-            cpu_share=self._cpu_share,
-            connections=connections,
-            stamp_error_p95_s=_seconds(errors.percentile_ns(95)),
-            stamp_error_p99_s=_seconds(errors.percentile_ns(99)),
-            stamp_error_max_s=_seconds(errors.max_ns),
+    def figures(self, connections: int) -> CheckFigures:
+        """What was counted."""
+        clock = self._clock
+        return CheckFigures(
+            self._lag,
+            self._lateness,
+            clock.backlog,
+            clock.errors,
+            clock.unstamped,
+            self._cpu_share,
+            connections,
         )
 
 

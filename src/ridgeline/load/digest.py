@@ -28,6 +28,13 @@ class Digest:
         if len(fresh) >= _FOLD:
             self._fold()
 
+    def merge(self, other: "Digest") -> None:
+        """Take everything that another one has counted."""
+        other._fold()
+        self._fold()
+        self._counts += other._counts
+        self._max = max(self._max, other._max)
+
     def clear(self) -> None:
         """Forget everything."""
         self._fresh.clear()

@@ -5,13 +5,14 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ridgeline.domain.errors import EndpointError
 from ridgeline.domain.records import RecordSink, RunEvent
 from ridgeline.domain.routing import Router
 from ridgeline.domain.run import ClientCheck, Warmup, Watch, Window
-from ridgeline.domain.steadystate import STEADY, Onset, onset_of
-from ridgeline.load.check import SelfCheck
+from ridgeline.domain.steadystate import STEADY, onset_of
+from ridgeline.load.check import CheckFigures, SelfCheck, pooled
 from ridgeline.load.clock import KernelClock
 from ridgeline.load.http import Connection, Site
 from ridgeline.load.limits import ensure_open_files
@@ -47,6 +48,94 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Job:
+    """What to drive: a schedule (`share` of it), where to, and within which limits.
+
+    With several sites the requests are spread over them by `routing`; several workers each see
+    their own. `hide` is a secret that must not appear in failure details.
+    """
+
+    schedule: Schedule
+    sites: Sequence[Site]
+    make_request: MakeRequest
+    limits: Limits
+    hide: str | None = None
+    share: Share = WHOLE
+    routing: str = "round-robin"
+
+
+class Meeting(Protocol):
+    """Where those that drive one run together agree. Implementations: `Alone`; a worker's line."""
+
+    def zero(
+        self, loop: Loop, open_window: Callable[[int], None], end: Callable[[int], None]
+    ) -> int:
+        """All are connected: the run's zero (monotonic ns), the same for all.
+
+        Later, in the loop, `open_window(at_ns)` may be called with the time from zero at which the
+        window begins, and `end(at_ns)` with the (monotonic) time at which it was over.
+        """
+
+    def sent_inside(self, sent_ns: int) -> int | None:
+        """A request of the window was sent; the window's end when that was the last one wanted."""
+
+    def steady(self, elapsed_ns: int, chunks: int, in_flight: int) -> bool:
+        """True when the run is steady now; asked while an automatic warm-up goes on.
+
+        chunks: that have come since zero. False also where another decides it.
+        """
+
+    def ended(self, stay_s: float) -> None:
+        """A request of the warm-up has ended, after so long."""
+
+
+class Alone:
+    """The meeting of one, who counts and looks for itself."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._left = schedule.workload.requests
+        self._onset = onset_of(schedule.workload, schedule.user_start_ns)
+
+    def zero(
+        self, loop: Loop, open_window: Callable[[int], None], end: Callable[[int], None]
+    ) -> int:
+        """Now, nearly."""
+        return time.monotonic_ns() + 1_000_000
+
+    def steady(self, elapsed_ns: int, chunks: int, in_flight: int) -> bool:
+        """What the onset says, as often as it wants to look."""
+        onset = self._onset
+        if onset is None or elapsed_ns < onset.next_s * 1e9:
+            return False
+        return onset.look(chunks, in_flight)
+
+    def ended(self, stay_s: float) -> None:
+        """Tell the onset."""
+        if self._onset is not None:
+            self._onset.ended(stay_s)
+
+    def sent_inside(self, sent_ns: int) -> int | None:
+        """Count it."""
+        if self._left is None:
+            return None
+        self._left -= 1
+        return sent_ns + 1 if self._left == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Drove:
+    """What one driver leaves besides its records; see `DriveResult`."""
+
+    zero_ns: int
+    window: Window
+    check: CheckFigures
+    interrupted: bool
+    notes: tuple[str, ...]
+    faults: tuple[str, ...]
+    warmup: Warmup | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DriveResult:
     """What a drive leaves besides its records. Times in ns from the run's zero.
 
@@ -64,42 +153,31 @@ class DriveResult:
 
 
 class Driver:
-    """Drives one schedule once: `Driver(...).run()`.
+    """Drives one job once: `Driver(...).run()`.
 
-    With several sites the requests are spread over them by `routing`; several workers each see
-    their own. `share` is the part of the schedule to drive, when several workers drive it together.
-    `hide` is a secret that must not appear in failure details. Raises EndpointError when a site
-    takes not one connection, BadInput when the file limit is too low; what the sink raises passes.
+    Raises EndpointError when a site takes not one connection, BadInput when the file limit is too
+    low; what the sink raises passes.
     """
 
     def __init__(
-        self,
-        schedule: Schedule,
-        sites: Sequence[Site],
-        make_request: MakeRequest,
-        *,
-        limits: Limits,
-        sink: RecordSink,
-        watch: Watch,
-        hide: str | None = None,
-        share: Share = WHOLE,
-        routing: str = "round-robin",
+        self, job: Job, *, sink: RecordSink, watch: Watch, meeting: Meeting | None = None
     ) -> None:
-        self._schedule, self._make_request, self._limits = schedule, make_request, limits
-        self._sink, self._watch, self._hide = sink, watch, hide
+        schedule, sites, limits, share = job.schedule, job.sites, job.limits, job.share
+        self._schedule, self._make_request, self._limits = schedule, job.make_request, limits
+        self._sink, self._watch, self._hide = sink, watch, job.hide
+        self._meeting = meeting or Alone(schedule)
         self._clock = KernelClock()
         self._loop = Loop(self._clock.sample)
         self._check = SelfCheck(self._loop, self._clock)
         self._pools = [
             Pool(self._loop, self._clock, site, limits.connect_ns, self._on_sent) for site in sites
         ]
-        self._router = Router(routing, len(sites))
+        self._router = Router(job.routing, len(sites))
         self._traffic = traffic_of(schedule, share)
         workload = schedule.workload
         self._start_ns = round(workload.warmup_s * 1e9)  # of the window, from zero
         self._end_ns = self._start_ns + round(workload.duration_s * 1e9)
         self._live = LiveView((self._start_ns + (self._end_ns - self._start_ns)) / 1e9)
-        self._onset: Onset | None = onset_of(workload, schedule.user_start_ns)
         self._opened = False
         self._stall = StallWatch(workload) if workload.arrivals.steps else None
         self._zero_ns = 0
@@ -109,11 +187,10 @@ class Driver:
         self._faults: list[str] = []
         self._in_flight: dict[int, InFlight] = {}
         self._index, self._step = share.index, share.of  # no two workers give the same number
-        self._sent_inside = 0
         self._deadline_ns = 0
         self._last_good_ns = 0
 
-    def run(self) -> DriveResult:
+    def run(self) -> Drove:
         """Offer the whole schedule and follow it to its end."""
         ensure_open_files(self._traffic.connections)
         try:
@@ -131,10 +208,10 @@ class Driver:
                 f"the wall clock stepped {self._clock.steps} times;"
                 " chunks near a step carry the time of their read"
             )
-        return DriveResult(
+        return Drove(
             self._zero_ns,
             Window(self._start_ns, self._end_ns),
-            self._check.result(sum(pool.peak for pool in self._pools)),
+            self._check.figures(sum(pool.peak for pool in self._pools)),
             self._interrupted,
             tuple(self._notes),
             tuple(self._faults),
@@ -183,7 +260,9 @@ class Driver:
 
     def _begin(self) -> None:
         """Set zero and put everything that has a fixed time into the timers."""
-        self._zero_ns = self._last_good_ns = time.monotonic_ns() + 1_000_000
+        self._zero_ns = self._last_good_ns = self._meeting.zero(
+            self._loop, self._move_window, self._over
+        )
         self._loop.call_at(self._zero_ns + self._start_ns, self._open_window)
         self._loop.call_at(self._zero_ns + self._end_ns, self._close_window)
         self._loop.call_at(self._zero_ns + SWEEP_NS, self._sweep)
@@ -197,18 +276,23 @@ class Driver:
 
     def _look(self, elapsed_ns: int) -> None:
         """Open the window once the run is steady; the traffic goes on as it is."""
-        onset = self._onset
-        if onset is None or self._opened or not self._offering or elapsed_ns < onset.next_s * 1e9:
+        if not self._schedule.workload.warmup_auto or self._opened or not self._offering:
             return
         chunks = sum(len(request.reply.stamps) for request in self._in_flight.values())
-        if not onset.look(self._live.chunks_ended + chunks, len(self._in_flight)):
+        chunks += self._live.chunks_ended
+        if self._meeting.steady(elapsed_ns, chunks, len(self._in_flight)):
+            self._move_window(elapsed_ns)
+            self._tell(steady_event(elapsed_ns))
+
+    def _move_window(self, start_ns: int) -> None:
+        """Let the window begin at `start_ns` (from zero), now or soon, as long as planned."""
+        if self._opened or not self._offering:
             return
         length_ns = self._end_ns - self._start_ns
-        self._start_ns, self._end_ns = elapsed_ns, elapsed_ns + length_ns
+        self._start_ns, self._end_ns = start_ns, start_ns + length_ns
         self._live.total_s = self._end_ns / 1e9
-        self._open_window()
+        self._loop.call_at(self._zero_ns + self._start_ns, self._open_window)
         self._loop.call_at(self._zero_ns + self._end_ns, self._close_window)
-        self._tell(RunEvent(elapsed_ns, STEADY, f"steady after {elapsed_ns / 1e9:.1f} s"))
 
     def _close_window(self) -> None:
         """Offer nothing more; what is on its way is followed to its end."""
@@ -220,6 +304,16 @@ class Driver:
         self._deadline_ns = time.monotonic_ns() + self._limits.grace_ns
         if not self._in_flight and not self._traffic.waiting:
             self._loop.stop()
+
+    def _over(self, at_ns: int) -> None:
+        """The window ends at `at_ns`, and what was not sent by now never is."""
+        if not self._offering:
+            return
+        for request in list(self._in_flight.values()):
+            if request.sent_ns is None and self._pools[request.target].forget(request):
+                del self._in_flight[request.index]
+                self._router.ended(request.target)
+        self._end_early(at_ns)
 
     def _end_early(self, at_ns: int) -> None:
         """Let the window end at `at_ns` (monotonic)."""
@@ -275,12 +369,9 @@ class Driver:
         if not self._offering or request.sent_ns < self._zero_ns + self._start_ns:
             return
         self._check.sent(request.sent_ns - request.ready_ns)
-        self._sent_inside += 1
-        if self._sent_inside == self._schedule.workload.requests:
-            for other in list(self._in_flight.values()):
-                if other.sent_ns is None and self._pools[other.target].forget(other):
-                    del self._in_flight[other.index]
-            self._end_early(request.sent_ns + 1)
+        over_ns = self._meeting.sent_inside(request.sent_ns)
+        if over_ns is not None:
+            self._over(over_ns)
 
     def _ended(self, request: InFlight, connection: Connection | None) -> None:
         """Write the record, free the connection, let the user go on."""
@@ -297,8 +388,8 @@ class Driver:
         )
         self._sink.request(record)
         self._live.ended(record, len(request.reply.stamps))
-        if self._onset is not None and not self._opened and request.sent_ns is not None:
-            self._onset.ended((end_ns - request.sent_ns) / 1e9)
+        if not self._opened and request.sent_ns is not None:
+            self._meeting.ended((end_ns - request.sent_ns) / 1e9)
         if connection is not None:
             self._pools[request.target].release(connection)
         if request.failure != "connect":
@@ -378,6 +469,40 @@ class Driver:
         chunks = sum(len(request.reply.stamps) for request in self._in_flight.values())
         self._watch.live(self._live.figures(elapsed_ns, phase, chunks, len(self._in_flight)))
         self._loop.call_at(now + LIVE_NS, self._tick)
+
+
+def drive(job: Job, sink: RecordSink, watch: Watch) -> DriveResult:
+    """Drive a job in this process; see `Driver`."""
+    return result_of([Driver(job, sink=sink, watch=watch).run()])
+
+
+def result_of(parts: Sequence[Drove], client_faults: tuple[str, ...] = ()) -> DriveResult:
+    """What a run leaves, from what each of its drivers left. The window ends with the first."""
+    windows = [part.window for part in parts]
+    end_ns = min(window.end_ns for window in windows)
+    start_ns = min(end_ns, *(window.start_ns for window in windows))
+    notes = dict.fromkeys(note for part in parts for note in part.notes)
+    faults = dict.fromkeys(fault for part in parts for fault in part.faults)
+    return DriveResult(
+        parts[0].zero_ns,
+        Window(start_ns, end_ns),
+        pooled([part.check for part in parts], client_faults),
+        any(part.interrupted for part in parts),
+        tuple(notes),
+        tuple(faults),
+        _common_warmup([part.warmup for part in parts], Window(start_ns, end_ns)),
+    )
+
+
+def _common_warmup(parts: Sequence[Warmup | None], window: Window) -> Warmup | None:
+    """The warm-up of all: they were told of the same moment, and share the window."""
+    known = [part for part in parts if part is not None]
+    return replace(known[0], offered=window) if known else None
+
+
+def steady_event(elapsed_ns: int) -> RunEvent:
+    """What is told when a run has become steady."""
+    return RunEvent(elapsed_ns, STEADY, f"steady after {elapsed_ns / 1e9:.1f} s")
 
 
 @contextlib.contextmanager

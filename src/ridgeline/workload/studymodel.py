@@ -209,6 +209,27 @@ class SessionsPart(Part):
     think_time: Literal["constant", "exponential"] = Field("constant", description=_LAW)
 
 
+class TimeoutsPart(Part):
+    """How long a real request may take; 0 means no limit."""
+
+    connect_s: float = _amount("seconds", "to connect", default=10.0, gt=0, le=DAY_S)
+    first_token_s: float = _amount("seconds", "to the first chunk with content",
+                                   default=120.0, ge=0, le=DAY_S)  # fmt: skip
+    chunk_s: float = _amount("seconds", "between two chunks", default=60.0, ge=0, le=DAY_S)
+    total_s: float = _amount("seconds", "of a whole request", default=600.0, ge=0, le=DAY_S)
+    grace_s: float = _amount("seconds", "how long requests are followed after the window",
+                             default=60.0, ge=0, le=DAY_S)  # fmt: skip
+
+
+class ClientPart(Part):
+    """How the load client works."""
+
+    workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
+        default=1, description="client processes with one event loop each; auto: one core left free"
+    )
+    timeouts: TimeoutsPart | None = None
+
+
 class WorkloadPart(Part):
     """The traffic that is offered."""
 
@@ -234,6 +255,7 @@ class WorkloadPart(Part):
     requests: int | None = _amount("requests", "ends the window once so many were sent inside",
                                    default=None, ge=1, le=100 * MOST_REQUESTS)  # fmt: skip
     seed: int = _amount("whole number", "of all random draws", default=0, ge=0, lt=1 << 63)
+    client: ClientPart | None = None
 
 
 class HardwarePart(Part):

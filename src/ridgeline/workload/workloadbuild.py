@@ -11,12 +11,14 @@ from ridgeline.domain.workload import (
     WARMUP_LIMIT_S,
     WARMUP_SHARE,
     Arrivals,
+    Client,
     Lengths,
     LoadStep,
     Outputs,
     Prompts,
     Sessions,
     SharedPrefix,
+    Timeouts,
     Trace,
     TrafficClass,
     Workload,
@@ -25,10 +27,12 @@ from ridgeline.workload.studyfile import Path_, Source
 from ridgeline.workload.studymodel import (
     ArrivalsPart,
     ClassPart,
+    ClientPart,
     LengthsPart,
     OutputPart,
     PromptsPart,
     SessionsPart,
+    TimeoutsPart,
     TracePart,
     WorkloadPart,
 )
@@ -57,6 +61,7 @@ def build_workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
         seed=part.seed,
         classes=_classes(source, part, path, prompts, outputs),
         sessions=_sessions(source, part.sessions, (*path, "sessions")),
+        client=_client(part.client),
     )
 
 
@@ -72,6 +77,20 @@ def _refuse_beside_trace(source: Source, part: WorkloadPart, path: Path_) -> Non
         if given:
             what = f"{key} does not go with a trace, which says the lengths of every request"
             raise source.error((*path, key), what, "leave it out")
+
+
+def _client(part: ClientPart | None) -> Client:
+    if part is None:
+        return Client()
+    given = part.timeouts or TimeoutsPart()
+    limits = Timeouts(
+        given.connect_s,
+        given.first_token_s or None,
+        given.chunk_s or None,
+        given.total_s or None,
+        given.grace_s,
+    )
+    return Client(part.workers, limits)
 
 
 def _duration(source: Source, part: WorkloadPart, arrivals: Arrivals, path: Path_) -> float:

@@ -1,0 +1,29 @@
+"""The bytes of a request."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ridgeline.workload.schedule import PlannedRequest
+
+
+class MakesBodies(Protocol):
+    """Makes the bodies of a run's requests."""
+
+    def parts(self, planned: PlannedRequest, identity: int) -> list[bytes]:
+        """One body in pieces."""
+
+
+class RequestMaker:
+    """Makes the requests of one run; a `driver.MakeRequest`.
+
+    `heads[target]` is a request's head up to the value of Content-Length. It can be pickled (with
+    bodies that can), so that workers make their requests themselves.
+    """
+
+    def __init__(self, bodies: MakesBodies, heads: Sequence[bytes]) -> None:
+        self._bodies, self._heads = bodies, heads
+
+    def __call__(self, planned: PlannedRequest, identity: int, target: int) -> list[bytes]:
+        """One request in pieces."""
+        body = self._bodies.parts(planned, identity)
+        return [b"%b%d\r\n\r\n" % (self._heads[target], sum(map(len, body))), *body]
