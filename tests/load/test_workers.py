@@ -116,15 +116,15 @@ def test_a_count_of_requests_holds_for_all_workers_together() -> None:
 def test_workers_open_one_window_when_they_are_steady_together() -> None:
     """The warm-up is automatic: the parent looks at all workers' chunks and tells them when."""
     load = closed(6, duration_s=1.0)
-    auto = replace(load.workload, warmup_auto=True, warmup_s=40.0)
+    auto = replace(load.workload, warmup_auto=True, warmup_s=15.0)
     with MockProcess([plain_stream(4, first_ms=20, gap_ms=10)]) as mock:
         outcome = drive(mock.url, replace(load, workload=auto), workers=2)
     window, warmup = outcome.result.window, outcome.result.warmup
     assert warmup is not None
     assert warmup.offered == window
-    (event,) = outcome.sink.events
-    assert event.kind == "steady"
     if warmup.found:  # what a machine that is too busy to be steady must not decide
+        (event,) = outcome.sink.events
+        assert event.kind == "steady"
         assert window.start_ns == event.at_ns
     assert window.end_ns - window.start_ns == 1000 * MS
     inside = [r for r in outcome.records if window.start_ns <= (r.sent_ns or 0) < window.end_ns]
