@@ -149,7 +149,7 @@ def test_void_runs_are_shown_with_their_reason_and_not_ranked():
     text = render(replace(report, rows=rows))
     outline = Outline(text)
     assert "⊘ void: shown, not ranked, in no average" in outline.text
-    assert "seqs-64-1 void: too warm" in outline.text
+    assert "seqs-64-1, seqs-64-2, seqs-64-3 void: too warm" in outline.text
     drawn = [t.get("meta") for c in payload_of(text)["charts"] if c["key"] == "tradeoff"
              for v in c["views"].values() for t in v["data"]]  # fmt: skip
     assert "seqs-64" not in drawn

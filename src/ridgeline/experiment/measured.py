@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.means import known_mean
 from ridgeline.domain.occupancy import Occupancy, mean_stay_s, occupancy
 from ridgeline.domain.records import RunRecords
 from ridgeline.domain.run import RunFacts
@@ -89,9 +90,12 @@ def measured_steps(facts: RunFacts, configuration: Configuration) -> dict[str, f
         "tokens_per_step": _ratio(engine.get("generation_tokens_per_s"), rate),
         "prompt_tokens_per_step": _ratio(engine.get("prompt_tokens_per_s"), rate),
         "preemptions_per_s": engine.get("preemptions_per_s"),
-        **{f"gpu_{name}": _mean(gpus, name) for name in ("sm_active", "tensor_active")},
-        "gpu_dram_active": _mean(gpus, "dram_active"),
-        "gpu_busy": _mean(gpus, "utilisation"),
+        **{
+            f"gpu_{name}": known_mean(g.get(name) for g in gpus)
+            for name in ("sm_active", "tensor_active")
+        },
+        "gpu_dram_active": known_mean(g.get("dram_active") for g in gpus),
+        "gpu_busy": known_mean(g.get("utilisation") for g in gpus),
         "engine_core_cores": _cores(told, "engine core"),
         "api_server_cores": _cores(told, "api server"),
     }
@@ -158,7 +162,7 @@ def _cores(told: Mapping[str, Any], role: str) -> float | None:
     if not isinstance(host, Mapping):
         return None
     found = [v for unit, v in host.items() if unit.endswith(role) and isinstance(v, Mapping)]
-    return _mean(found, "cpu_cores_mean")
+    return known_mean(g.get("cpu_cores_mean") for g in found)
 
 
 def _share_of(value: float | None, replicas: int) -> float | None:
@@ -167,8 +171,3 @@ def _share_of(value: float | None, replicas: int) -> float | None:
 
 def _ratio(value: float | None, rate: float | None) -> float | None:
     return value / rate if value is not None and rate else None
-
-
-def _mean(gpus: list[Mapping[str, Any]], name: str) -> float | None:
-    known = [g[name] for g in gpus if g.get(name) is not None]
-    return sum(known) / len(known) if known else None

@@ -67,7 +67,7 @@ def single_run(report: StudyReport) -> RenderableType:
         if summary.warmup is not None:
             parts.append(Text(f"warm-up: {summary.warmup.reason}", style="dim"))
         parts += [*_client(summary), *(Text(f"note: {n}", style="dim") for n in summary.notes)]
-    parts += [Text(f"{run} is {state}: {why}", style="yellow")
+    parts += [Text(f"{run} {'are' if ',' in run else 'is'} {state}: {why}", style="yellow")
               for run, state, why in void_lines(report)]  # fmt: skip
     parts.append(Text(DEFINITIONS, style="dim"))
     return Group(*parts)

@@ -185,7 +185,11 @@ def _whose(result: SloResult) -> str:
 
 
 def missed(summary: Summary) -> list[str]:
-    """Each missed limit in words: "p95 TTFT 3 030 ms, limit 2 000 ms"."""
+    """Each missed limit in words: "p95 TTFT 3 030 ms, limit 2 000 ms".
+
+    Over several repeats the value is the worst one's, and says so: the mean stands beside it.
+    """
+    repeats = any("mean over" in note for note in summary.notes)
     texts = []
     for result in summary.slo:
         limit = limit_of(result.limit)
@@ -196,8 +200,8 @@ def missed(summary: Summary) -> list[str]:
             continue
         value = math.nan if result.value is None else result.value
         texts.append(
-            f"{_whose(result)}{limit_words(limit)} {limit_figure(limit, value)}, "
-            f"limit {limit_figure(limit, limit.value)}"
+            f"{_whose(result)}{limit_words(limit)} {limit_figure(limit, value)}"
+            f"{' in its worst repeat' if repeats else ''}, limit {limit_figure(limit, limit.value)}"
         )
     return texts
 

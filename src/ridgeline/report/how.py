@@ -11,6 +11,7 @@ from ridgeline.domain.run import RunFacts
 from ridgeline.domain.workload import Arrivals, Lengths, Trace, TrafficClass, Workload
 from ridgeline.experiment.results import StudyResult
 from ridgeline.report import numbers
+from ridgeline.report.alike import kind_of, told_once
 from ridgeline.store.run_directory import StoredRun
 
 Facts = tuple[tuple[str, str], ...]
@@ -257,15 +258,15 @@ def _notes(result: StudyResult) -> list[str]:
 
 
 def _gathered(result: StudyResult, found: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """Each text once, with the experiments it is about unless it is about all."""
-    names: dict[str, list[str]] = {}
+    """Each kind of text once, with the experiments it is about unless it is about all."""
+    kinds: dict[str, list[tuple[str, str]]] = {}
     for name, texts in found:
         for text in texts:
-            names.setdefault(text, []).append(name)
+            kinds.setdefault(kind_of(text), []).append((name, text))
     everyone = len(result.experiments)
     lines = []
-    for text, about in names.items():
-        known = [name for name in about if name]
+    for about in kinds.values():
+        known = list(dict.fromkeys(name for name, _ in about if name))
         whom = "" if not known or len(known) == everyone else f"{', '.join(known)}: "
-        lines.append(whom + text)
+        lines.append(whom + told_once(text for _, text in about)[0])
     return lines

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from ridgeline.domain.errors import StoreError
 from ridgeline.report.bars import difference_bar, marker, scale_of
 from ridgeline.report.charts import Chart, build_charts
+from ridgeline.report.charts.knee import level_table
 from ridgeline.report.figures import comparisons_words, ranking_metric, sorted_rows
 from ridgeline.report.model import COST, ExperimentRow, StudyReport
 from ridgeline.report.parts import part_tables
@@ -64,6 +65,7 @@ def _context(report: StudyReport) -> dict[str, Any]:
         "groups": _groups(report),
         "bars": _bars(report),
         "markers": {name: marker(look) for name, look in looks.items()},
+        "levels": None if report.knee is None else level_table(report.knee),
         "compared": metric_words(ranking_metric(report)),
         "has_cost": ranking_metric(report) == COST,
         "charts": charts,

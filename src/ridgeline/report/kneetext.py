@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 UNITS = {"users": "users", "rate": "requests/s"}
 HEAD = (
-    "load", "output tokens/s", "requests/s", "p95 TTFT", "p95 ITL", "inside the SLO", "requests",
-    "",
+    "load", "output tokens/s", "done, requests/s", "p95 TTFT", "p95 ITL", "inside the SLO",
+    "requests", "",
 )  # fmt: skip
 
 

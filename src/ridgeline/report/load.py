@@ -79,6 +79,7 @@ def report_of(
     first = base.stored[0] if base is not None and base.stored else _any_run(result)
     workload = first.meta.workload if first is not None else None
     configuration = first.meta.configuration if first is not None else None
+    sweeps = result.index.kind == KIND  # every level has its own load
     return StudyReport(
         name=result.index.name,
         model=configuration.model if configuration is not None else "",
@@ -86,7 +87,7 @@ def report_of(
         rows=rows,
         baseline=result.index.baseline,
         gpus=_gpus(configuration),
-        load=load_words(workload) if workload is not None else None,
+        load=load_words(workload) if workload is not None and not sweeps else None,
         open_loop=workload is not None and not workload.arrivals.closed_loop,
         slo=first.meta.slo if first is not None else Slo(),
         findings=tuple(_finding(held) for held in result.findings),
@@ -96,7 +97,7 @@ def report_of(
         reproduce=result.index.command or None,
         ridgeline_version=result.index.ridgeline,
         warnings=result.warnings,
-        knee=read_knee(directory) if result.index.kind == KIND else None,
+        knee=read_knee(directory) if sweeps else None,
     )
 
 

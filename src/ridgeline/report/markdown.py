@@ -4,11 +4,11 @@ The same words and numbers as the HTML page, without its charts. What a page sho
 results (what differs from a published setting, say) is the comment at the head of the study file.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ridgeline.domain.means import known_mean
 from ridgeline.domain.summary import Interval
 from ridgeline.report import numbers
 from ridgeline.report.account import NOTE, account_table
@@ -141,14 +141,14 @@ def _findings(report: StudyReport) -> str:
 
 def _accounting(report: StudyReport, runs: Mapping[str, Sequence[StoredRun]]) -> str | None:
     """Engine, GPU and host readings of measured runs; None where nothing was sampled."""
-    names = [row.name for row in report.rows if any(map(_telemetry, runs.get(row.name, ())))]
-    if not names:
+    rows = [row for row in report.rows if any(map(_telemetry, runs.get(row.name, ())))]
+    if not rows:
         return None
     head = [
         "experiment", "running", "waiting", "step", "tokens a step", "SM active", "tensor active",
         "DRAM active", "nvidia-smi", "power", "engine core", "API server",
     ]  # fmt: skip
-    return _table(head, [[name, *_readings(runs[name])] for name in names])
+    return _table(head, [[row.name, *_readings(row, runs[row.name])] for row in rows])
 
 
 def _telemetry(run: StoredRun) -> Mapping[str, Any]:
@@ -156,35 +156,35 @@ def _telemetry(run: StoredRun) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _readings(runs: Sequence[StoredRun]) -> list[str]:
+def _readings(row: ExperimentRow, runs: Sequence[StoredRun]) -> list[str]:
+    """Means over the runs: what the summary has of the engine's steps and the GPU, the rest from
+    the readings themselves.
+    """
     told = [t for t in map(_telemetry, runs) if t]
-    engine = [t.get("engine", {}) for t in told]
     gpus = [g for t in told for g in t.get("gpus", ())]
-    steps = _mean(e.get("steps_per_s") for e in engine)
-    tokens = _mean(e.get("generation_tokens_per_s") for e in engine)
-    power = _mean(g.get("power_mean_w") for g in gpus)
+    steps = row.summary.steps if row.summary is not None else {}
+    power = known_mean(g.get("power_mean_w") for g in gpus)
     return [
-        numbers.number(_mean(e.get("running_mean") for e in engine)),
-        numbers.number(_mean(e.get("waiting_mean") for e in engine)),
-        numbers.duration(_replicas(runs) / steps if steps else None),
-        numbers.number(tokens / steps if tokens is not None and steps else None),
-        *(
-            numbers.percent(_mean(g.get(key) for g in gpus))
-            for key in ("sm_active", "tensor_active", "dram_active", "utilisation")
-        ),
+        numbers.number(_whole(steps.get("mean_running"), runs)),
+        numbers.number(_whole(steps.get("mean_waiting"), runs)),
+        numbers.duration(steps.get("mean_step_s")),
+        numbers.number(steps.get("tokens_per_step")),
+        *(numbers.percent(steps.get(f"gpu_{part}_active")) for part in ("sm", "tensor", "dram")),
+        numbers.percent(known_mean(g.get("utilisation") for g in gpus)),
         MISSING if power is None else f"{power:.0f} W",
         _cores(told, "engine core"),
         _cores(told, "api server"),
     ]
 
 
-def _replicas(runs: Sequence[StoredRun]) -> int:
-    """Replicas that the summed counters are of; each makes steps of its own."""
-    return runs[0].meta.configuration.knobs.data_parallel_size or 1
+def _whole(of_replica: float | None, runs: Sequence[StoredRun]) -> float | None:
+    """What is known of one replica, over all of them."""
+    replicas = runs[0].meta.configuration.knobs.data_parallel_size or 1
+    return None if of_replica is None else of_replica * replicas
 
 
 def _cores(told: Sequence[Mapping[str, Any]], process: str) -> str:
-    value = _mean(
+    value = known_mean(
         reading.get("cpu_cores_mean")
         for t in told
         for name, reading in t.get("host", {}).items()
@@ -200,7 +200,7 @@ def _cold(runs: Mapping[str, Sequence[StoredRun]]) -> str | None:
             cold = run.facts.server.get("cold") if run.facts is not None else None
             if not isinstance(cold, dict) or cold.get("experiment") != name:
                 continue
-            warm = _mean(
+            warm = known_mean(
                 r.summary.throughput.output_tokens_per_s for r in stored if r.summary is not None
             )
             first = cold.get("output_tokens_per_s")
@@ -219,23 +219,7 @@ def _cold(runs: Mapping[str, Sequence[StoredRun]]) -> str | None:
 
 
 def _how(report: StudyReport) -> str:
-    lines = [f"- {text}" for text in _alike(f"{label}: {text}" for label, text in report.how)]
+    lines = [f"- {label}: {text}" for label, text in report.how]
     if report.reproduce:
         lines.append(f"- Reproduce: `{report.reproduce}`")
     return "\n".join(lines)
-
-
-def _alike(lines: Iterable[str]) -> list[str]:
-    """Lines that differ in their numbers only, once, with how many there are."""
-    groups: dict[str, list[str]] = {}
-    for line in lines:
-        groups.setdefault(re.sub(r"[\d.,]+|^\w+: [\w, -]+: ", "#", line), []).append(line)
-    return [
-        first if not rest else f"{first} (and {len(rest)} more like it)"
-        for first, *rest in groups.values()
-    ]
-
-
-def _mean(values: Iterable[Any]) -> float | None:
-    known = [float(v) for v in values if v is not None]
-    return sum(known) / len(known) if known else None

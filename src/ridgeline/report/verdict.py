@@ -1,6 +1,7 @@
 """The verdict on a report's runs in words: how many are valid, and why the others are not."""
 
-from ridgeline.report.model import StudyReport
+from ridgeline.report.alike import kind_of, told_once
+from ridgeline.report.model import RunLine, StudyReport
 
 
 def run_counts(report: StudyReport) -> tuple[int, int, str]:
@@ -23,10 +24,19 @@ def run_counts(report: StudyReport) -> tuple[int, int, str]:
 
 
 def void_lines(report: StudyReport) -> list[tuple[str, str, str]]:
-    """(run, state, reasons) of every run that is not valid."""
-    return [
-        (run.run_id, run.state, "; ".join(run.reasons) or "no reason recorded")
-        for row in report.rows
-        for run in row.runs
-        if run.state != "valid"
-    ]
+    """(runs, state, reasons) of every run that is not valid.
+
+    Runs of one experiment whose reasons differ in their figures only share a line; it has the first
+    one's figures.
+    """
+    lines: list[tuple[str, str, str]] = []
+    for row in report.rows:
+        groups: dict[str, list[RunLine]] = {}
+        for run in row.runs:
+            if run.state != "valid":
+                groups.setdefault(f"{run.state}: {kind_of('; '.join(run.reasons))}", []).append(run)
+        for first, *rest in groups.values():
+            reasons = "; ".join(told_once(first.reasons)) or "no reason recorded"
+            names = ", ".join(run.run_id for run in (first, *rest))
+            lines.append((names, first.state, reasons))
+    return lines

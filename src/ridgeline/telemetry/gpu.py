@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ridgeline.domain.means import known_mean
 from ridgeline.telemetry.sampling import Reading
 
 # Reasons (bits of nvmlDeviceGetCurrentClocksEventReasons) for which clocks fall below what the
@@ -252,19 +253,14 @@ def summarise_gpu(samples: Iterable[GpuSample], ours: Iterable[int] = ()) -> Gpu
         memory_used_max_bytes=max(
             (r.memory_used_bytes for r in rows if r.memory_used_bytes is not None), default=None
         ),
-        power_mean_w=_mean(r.power_w for r in rows),
-        sm_clock_mean_mhz=_mean(r.sm_clock_mhz for r in rows),
-        utilisation=_mean(r.utilisation for r in rows),
-        sm_active=_mean(r.sm_active for r in rows),
-        tensor_active=_mean(r.tensor_active for r in rows),
-        dram_active=_mean(r.dram_active for r in rows),
+        power_mean_w=known_mean(r.power_w for r in rows),
+        sm_clock_mean_mhz=known_mean(r.sm_clock_mhz for r in rows),
+        utilisation=known_mean(r.utilisation for r in rows),
+        sm_active=known_mean(r.sm_active for r in rows),
+        tensor_active=known_mean(r.tensor_active for r in rows),
+        dram_active=known_mean(r.dram_active for r in rows),
         throttled={
             reason: sum(reason in r.throttled_by for r in rows) / len(rows) for reason in reasons
         },
         strangers=tuple(sorted(seen - known)) if seen & known else None,
     )
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else None

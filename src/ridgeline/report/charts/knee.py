@@ -18,6 +18,7 @@ from ridgeline.report.charts.base import (
 from ridgeline.report.kneetext import HEAD, UNITS, level_cells
 from ridgeline.report.model import StudyReport
 
+LOG_FROM = 10.0  # largest latency over the smallest
 _LINES = (("p95 TTFT", "ttft_p95_s", "y2", "solid"), ("p95 ITL", "itl_p95_s", "y3", "solid"))
 
 
@@ -29,12 +30,17 @@ def knee_chart(report: StudyReport) -> Chart | None:
     levels = [level for level in result.levels if level.counts]
     if len(levels) < 2:
         return None
-    table = DataTable(
-        (UNITS[result.load], *HEAD[1:-1], "state"),
+    told = " ".join(f"{line}." for line in result.notes)
+    view = {"knee": _view(result, levels)}
+    return Chart("knee", view, level_table(result), 460, "knee", wide=True, note=told)
+
+
+def level_table(result: KneeResult) -> DataTable:
+    """Every level with its figures, in the order of the loads."""
+    return DataTable(
+        (f"load, {UNITS[result.load]}", *HEAD[1:-1], "state"),
         tuple((*level_cells(level)[:-1], level.state) for level in result.levels),
     )
-    return Chart("knee", {"knee": _view(result, levels)}, table, 460, "knee", wide=True,
-                 note=" ".join(f"{line}." for line in result.notes))  # fmt: skip
 
 
 def _view(result: KneeResult, levels: list[KneeLevel]) -> View:
@@ -44,8 +50,8 @@ def _view(result: KneeResult, levels: list[KneeLevel]) -> View:
         "xaxis": axis(f"load, {unit} (log)", type="log", anchor="free", position=0,
                       range=[math.log10(low), math.log10(high)], **log_ticks(low, high)),
         "yaxis": axis("output tokens/s", domain=[0.56, 0.97], rangemode="tozero", nticks=5),
-        "yaxis2": axis("p95 TTFT, ms", domain=[0.28, 0.5], rangemode="tozero", nticks=4),
-        "yaxis3": axis("p95 ITL, ms", domain=[0.0, 0.22], rangemode="tozero", nticks=4),
+        "yaxis2": _latency_axis(levels, "TTFT", "ttft_p95_s", [0.28, 0.5]),
+        "yaxis3": _latency_axis(levels, "ITL", "itl_p95_s", [0.0, 0.22]),
         "shapes": [],
         "annotations": [],
         "margin": {"t": 26},
@@ -58,6 +64,17 @@ def _view(result: KneeResult, levels: list[KneeLevel]) -> View:
     if result.capacity is not None:
         _mark(layout, "capacity", result.capacity, "@bad", ends=ends, y=0.93)
     return View(_title(result), data, layout)
+
+
+def _latency_axis(levels: list[KneeLevel], name: str, key: str, domain: list[float]) -> Json:
+    """Logarithmic where a growing queue would press all other levels onto the axis."""
+    known = [v * 1e3 for level in levels if (v := finite(getattr(level, key))) and v > 0]
+    if not known or max(known) <= LOG_FROM * min(known):
+        return axis(f"p95 {name}, ms", domain=domain, rangemode="tozero", nticks=4)
+    low, high = min(known) * 0.7, max(known) * 1.4
+    ends = [math.log10(low), math.log10(high)]
+    return axis(f"p95 {name}, ms", domain=domain, type="log", range=ends,
+                **log_ticks(low, high, (1,)))  # fmt: skip
 
 
 def _throughput(levels: list[KneeLevel]) -> Json:
