@@ -209,3 +209,31 @@ def test_the_binding_limit_in_words(
 ) -> None:
     configuration = Configuration("m", Knobs(max_num_seqs=32))
     assert words in binding_limit(FIGURES | changes, configuration, memory_bound)
+
+
+def test_a_front_end_without_time_left_is_named_before_all_else():
+    """One API server for eight replicas' chunks: it writes all the time, the engines idle."""
+    from ridgeline.domain.slo import Slo  # noqa: PLC0415
+    from ridgeline.domain.workload import (  # noqa: PLC0415
+        Arrivals,
+        Lengths,
+        Outputs,
+        Prompts,
+        Workload,
+    )
+    from ridgeline.experiment.predicting import Predictor  # noqa: PLC0415
+
+    load = Workload(
+        Arrivals(users=400), Prompts(Lengths(64)), Outputs(Lengths(128)),
+        duration_s=4.0, warmup_s=4.0,
+    )  # fmt: skip
+    knobs = Knobs(max_model_len=4096, max_num_seqs=128, data_parallel_size=8, api_server_count=1)
+    one = Configuration("Qwen3-4B", knobs, gpu="H100-SXM", gpus=8)
+    found = Predictor(Slo())(one, load, {}).summary
+    assert found.binding_limit.startswith("API server: busy")
+    assert "api_server_count" in found.binding_limit
+    each = dataclasses.replace(one, knobs=dataclasses.replace(knobs, api_server_count=8))
+    more = Predictor(Slo())(each, load, {}).summary
+    assert "API server" not in more.binding_limit
+    # The limit was real: with a server for each replica more comes out.
+    assert more.throughput.output_tokens_per_s > 1.3 * found.throughput.output_tokens_per_s

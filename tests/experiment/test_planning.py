@@ -11,7 +11,8 @@ from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.slo import parse_slo
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines.twin import twin_of
-from ridgeline.experiment.planning import knee_of, memory_of, plan, with_changes
+from ridgeline.experiment.capacity import memory_of
+from ridgeline.experiment.planning import knee_of, plan, with_changes
 
 LOAD = Workload(
     Arrivals(users=24), Prompts(Lengths(96, 0.5)), Outputs(Lengths(32, 0.5)),
@@ -37,6 +38,10 @@ baseline: {{max_num_seqs: 8, max_model_len: 4096}}
 def configuration(gpu="H100-SXM", model="Qwen3-4B", **knobs):
     given = {"max_model_len": 4096, "max_num_seqs": 8, **knobs}
     return Configuration(model, Knobs(**given), gpu=gpu, price_per_gpu_hour=3.6)
+
+
+def twin(**knobs):
+    return twin_of(configuration(**knobs))
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +102,14 @@ def test_other_gpus_rank_by_their_bandwidth(result):
 
 
 def test_memory_says_what_gives_way_first():
-    few = memory_of(configuration(num_gpu_blocks_override=300, max_num_seqs=64), LOAD)
+    few = memory_of(twin(num_gpu_blocks_override=300, max_num_seqs=64), LOAD)
     assert few.kv_tokens == 299 * 16
     assert few.requests == pytest.approx(299 * 16 / 128, rel=0.01)
     assert few.first_limit.startswith("load: 24 users per replica, 64 may run")
-    fewer = memory_of(configuration(num_gpu_blocks_override=257, max_num_seqs=64),
+    fewer = memory_of(twin(num_gpu_blocks_override=257, max_num_seqs=64),
                       replace(LOAD, arrivals=Arrivals(users=40)))  # fmt: skip
     assert fewer.first_limit.startswith("KV memory: 32 requests of 128 tokens fit")
-    many = memory_of(configuration(), LOAD)
+    many = memory_of(twin(), LOAD)
     assert many.first_limit.startswith("the batch ceiling: max_num_seqs 8")
 
 
@@ -120,7 +125,7 @@ def test_the_verb_writes_its_json_and_its_table(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "nothing was" in shown
     assert "(baseline)" in shown
-    assert "step time:" in shown
+    assert "A step's time" in shown
     body = json.loads((tmp_path / "p").read_text())
     assert body["baseline"]["source"] == "twin"
     assert len(body["candidates"]) == 2

@@ -48,9 +48,16 @@ class Accounting:
 
 
 def account(
-    records: RunRecords, window: Window, bounds: Bounds | None, configuration: Configuration
+    records: RunRecords,
+    window: Window,
+    bounds: Bounds | None,
+    configuration: Configuration,
+    api_busy: float | None = None,
 ) -> Accounting:
-    """Account for a run; empty without steps."""
+    """Account for a run; empty without steps.
+
+    `api_busy`: share of the time in which the busiest API server worked, where it is known.
+    """
     table = records.steps
     if table is None or not len(table):
         return Accounting()
@@ -61,7 +68,9 @@ def account(
     return Accounting(
         seconds=request_seconds(records, window),
         steps=figures,
-        binding_limit=binding_limit(figures, configuration, _memory_bound(table, inside, bounds)),
+        binding_limit=binding_limit(
+            figures, configuration, _memory_bound(table, inside, bounds), api_busy
+        ),
         roofline=roofline_points(table, inside, window, bounds, configuration.gpus),
     )
 
@@ -217,13 +226,24 @@ _PART_WORDS = {
 
 
 def binding_limit(
-    figures: dict[str, float], configuration: Configuration, memory_bound: bool | None
+    figures: dict[str, float],
+    configuration: Configuration,
+    memory_bound: bool | None,
+    api_busy: float | None = None,
 ) -> str:
-    """What holds the run back, in words: why requests wait, then where the step time goes."""
+    """What holds the run back, in words: why requests wait, then where the step time goes.
+
+    A front end that has no time left comes first: behind it nothing else can be full.
+    """
     running, waiting = figures["mean_running"], figures["mean_waiting"]
     ceiling = configuration.knobs.max_num_seqs
     idle = figures["idle_share"]
     step = _step_limit(figures, memory_bound)
+    if api_busy is not None and api_busy >= FULL:
+        return (
+            f"API server: busy {100 * api_busy:.0f} % of the time reading and writing; more"
+            f" api_server_count (step time bound by {step})"
+        )
     if waiting < 0.5 and idle > IDLE_IS_LOAD:
         return f"load: the engine idles {100 * idle:.0f} % of the time and nothing waits"
     if waiting < 0.5:

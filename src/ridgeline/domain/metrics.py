@@ -324,7 +324,7 @@ def summarise(
     goodput = Goodput()
     if meets is not None and len(meets):
         goodput = Goodput(float(meets.mean()), float(meets.sum()) / window.seconds)
-    used = account(records, window, bounds, configuration)
+    used = account(records, window, bounds, configuration, _api_busy(facts))
     spent = cost(rates, configuration)
     judged = verdict or Verdict(valid=True)
     stalls = sample.successes("worst_stall_s")
@@ -364,6 +364,12 @@ def summarise(
 
 def _client_figures(check: ClientCheck) -> ClientFigures:
     return ClientFigures(**{f.name: getattr(check, f.name) for f in fields(ClientFigures)})
+
+
+def _api_busy(facts: RunFacts) -> float | None:
+    """Busy share of the busiest API server, which a twin tells."""
+    shares = facts.server.get("api_server_busy")
+    return max(shares, default=None) if isinstance(shares, list | tuple) else None
 
 
 def intervals(

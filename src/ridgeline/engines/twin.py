@@ -44,7 +44,7 @@ from ridgeline.twin.uncertainty import Doubt, prior_doubt
 from ridgeline.workload.schedule import Schedule
 
 __all__ = [
-    "FREE", "Fitted", "TwinEndpoint", "TwinEngine", "calibrated",
+    "FREE", "Fitted", "Twin", "TwinEndpoint", "TwinEngine", "calibrated", "constants_of",
     "fit_constants", "known_constants", "server_facts", "twin_of",
 ]  # fmt: skip
 
@@ -88,12 +88,14 @@ def twin_of(configuration: Configuration, constants: Constants | None = None) ->
     shape = find_shape(configuration.model)
     release = configuration.engine_version or DEFAULT_RELEASE
     knobs = resolve(configuration.knobs, gpu, shape, release)
-    return build_twin(shape, gpu, knobs, constants or _constants_of(configuration, gpu.name))
+    return build_twin(shape, gpu, knobs, constants or constants_of(configuration))
 
 
-def _constants_of(configuration: Configuration, gpu: str) -> Constants:
+def constants_of(configuration: Configuration) -> Constants:
     """The configuration's calibration where it was made on this GPU, else the GPU's priors."""
-    known = configuration.calibration
+    device, known = configuration.device(), configuration.calibration
+    assert device is not None
+    gpu = device.name
     if known is None or known.gpu != gpu:
         return priors_for(gpu)
     return calibrated(configuration, known.constants)

@@ -9,80 +9,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ridgeline.domain import roofline
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.hardware import catalogue
-from ridgeline.domain.hardware import gpu as find_gpu
 from ridgeline.domain.knobs import Configuration
-from ridgeline.domain.metrics import summarise
-from ridgeline.domain.parts import with_parts
-from ridgeline.domain.records import MemorySink
-from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.slo import Slo
-from ridgeline.domain.summary import Summary
 from ridgeline.domain.workload import Arrivals, Workload
-from ridgeline.engines.base import DrivePlan
-from ridgeline.engines.twin import TwinEngine, twin_of
-from ridgeline.experiment.protocol import bounds_of
-from ridgeline.workload.schedule import draw_schedule
+from ridgeline.engines.twin import Twin, twin_of
+from ridgeline.experiment.capacity import Bound, Memory, bound_of, memory_of, missing_bytes
+from ridgeline.experiment.predicting import Prediction, Predictor
+
+__all__ = ["Bound", "Memory", "PlanResult", "Prediction", "knee_of", "plan", "with_changes"]
 
 SHORT_S = 10.0  # window of a first look
 LOADS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)  # of the study's load, for the knee
 PLATEAU = 0.95
-FAR = 10.0  # a limit that is missed by more than ten times counts as missed by ten times
 WHAT_IF = ("H100-SXM", "H200-SXM", "B200-SXM", "A100-SXM-80GB", "L40S", "MI300X")
-# Twice the mean absolute error of the priors on ten measured rows of one host (docs/twin.md).
-BANDS: Mapping[str, float] = {"output_tokens_per_s": 0.08, "itl_p95": 0.30, "ttft_p95": 0.32}
 Said = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """A twin's figures for one configuration; `refused` says why there are none."""
-
-    change: Mapping[str, Any]
-    configuration: Configuration
-    summary: Summary | None
-    refused: str | None = None
-
-    @property
-    def missed(self) -> int:
-        """Limits that are not met (or not known to be)."""
-        return 0 if self.summary is None else sum(r.met is not True for r in self.summary.slo)
-
-    @property
-    def per_gpu(self) -> float:
-        """Output tokens per second and GPU."""
-        found = None if self.summary is None else self.summary.throughput
-        return (found and found.per_gpu_output_tokens_per_s) or 0.0
-
-    @property
-    def rank(self) -> tuple[float, ...]:
-        """Smaller is better: what runs, what meets more limits, what gives more per GPU and $."""
-        if self.summary is None:
-            return (1.0, 0.0, 0.0, 0.0)
-        cost = self.summary.cost.usd_per_million_output_tokens
-        over = sum(_over(r.value, r.met, r.limit) for r in self.summary.slo)
-        return (0.0, float(self.missed), round(over, 6), -self.per_gpu if cost is None else cost)
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """One rank's memory in bytes, what its KV pool holds, and what gives way first."""
-
-    parts: Mapping[str, float]
-    kv_tokens: int
-    requests: float
-    first_limit: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """What no knob can beat: the shortest step at the batch ceiling, and tokens/s per GPU."""
-
-    batch: int
-    step_s: float
-    tokens_per_s_per_gpu: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,104 +42,154 @@ class PlanResult:
     notes: tuple[str, ...] = field(default=())
 
 
-def predict(
-    configuration: Configuration, workload: Workload, slo: Slo, change: Mapping[str, Any]
-) -> Prediction:
-    """Simulate one configuration; one that the engine or the memory refuses says so."""
-    sink = MemorySink()
-    try:
-        with TwinEngine().start(configuration) as endpoint:
-            schedule = draw_schedule(workload)
-            plan = DrivePlan(schedule, "plan", routing=configuration.routing)
-            facts = endpoint.drive(plan, sink, SilentWatch())
-    except RidgelineError as error:
-        return Prediction(change, configuration, None, str(error))
-    summary = summarise(
-        sink.records(),
-        facts.window,
-        facts=facts,
-        configuration=configuration,
-        slo=slo,
-        open_loop=not workload.arrivals.closed_loop,
-        bounds=bounds_of(configuration),
-    )
-    summary = with_parts(summary, sink.records(), facts.window, workload, configuration.gpus)
-    return Prediction(change, configuration, summary)
-
-
 def plan(
     configuration: Configuration,
     workload: Workload,
     slo: Slo,
     *,
     top: int = 10,
+    log: tuple[str, str] | None = None,
     said: Said = lambda what, done, of: None,
 ) -> PlanResult:
-    """Predict the baseline and search for better knobs. Raises what the baseline's twin raises."""
+    """Predict the baseline and search for better knobs. Raises what the baseline's twin raises.
+
+    `log`: (text, name) of an engine's start-up log, whose KV cache size is taken.
+    """
     twin = twin_of(configuration)
-    baseline = predict(configuration, workload, slo, {})
-    short = replace(
-        workload,
-        duration_s=min(workload.duration_s, SHORT_S),
-        warmup_s=min(workload.warmup_s, SHORT_S / 2),
-    )
+    other = 0.0 if log is None else missing_bytes(twin, *log)
+    return _Plan(configuration, workload, Predictor(slo, other), said).result(top)
 
-    seen: set[str] = {repr(twin.knobs)}
-    one, its_load = _one_replica(configuration, short)
 
-    def look(changes: Sequence[Mapping[str, Any]], what: str) -> list[Prediction]:
+class _Plan:
+    """The search: what is tried, in which order."""
+
+    def __init__(
+        self, configuration: Configuration, workload: Workload, predict: Predictor, said: Said
+    ) -> None:
+        self.configuration, self.workload = configuration, workload
+        self.predict, self.said = predict, said
+        self.short = replace(
+            workload,
+            duration_s=min(workload.duration_s, SHORT_S),
+            warmup_s=min(workload.warmup_s, SHORT_S / 2),
+        )
+        self.twin = self._twin(configuration)
+        self.seen = {repr(self.twin.knobs)}
+
+    def _twin(self, configuration: Configuration) -> Twin:
+        with self.predict.engine(configuration).start(configuration) as endpoint:
+            return endpoint.twin
+
+    def result(self, top: int) -> PlanResult:
+        """Run the whole plan."""
+        configuration, workload = self.configuration, self.workload
+        self.said("the baseline", 0, 1)
+        baseline = self.predict(configuration, workload, {}, bands=True)
+        first = self._first_look({})
+        singles = self._look(_singles(self.twin, workload), "single changes")
+        # What only gives more tokens may well be half of what also meets the limits.
+        helps = (p for p in singles if p.rank < first.rank or p.per_gpu > 1.02 * first.per_gpu)
+        better = sorted(helps, key=lambda p: p.rank)
+        pairs = self._look(_combined([p.change for p in better[:6]]), "combinations")
+        ranked = sorted((p for p in (*singles, *pairs) if p.summary), key=lambda p: p.rank)
+        finals = []
+        for number, candidate in enumerate(ranked[:top]):
+            self.said("the best in full", number, min(top, len(ranked)))
+            finals.append(self._final(candidate.change))
+        finals.sort(key=lambda p: p.rank)
+        finals += [self._final({**finals[0].change, **c}) for c in self._routings() if finals]
+        log = bool(self.predict.other_bytes)
+        return PlanResult(
+            baseline=baseline,
+            memory=memory_of(self.twin, workload, from_log=log),
+            bound=bound_of(self.twin, workload),
+            candidates=tuple(sorted(finals, key=lambda p: p.rank)),
+            knee=tuple(self._knee()),
+            hardware=tuple(self._what_if()),
+            looked_at=len(singles) + len(pairs),
+            constants=self.twin.constants.name,
+            notes=(
+                f"first looks: one replica with its share of the load, {self.short.duration_s:g} s;"
+                f" other loads and GPUs: {self.short.duration_s:g} s; candidates: as in the study"
+                " file",
+            ),
+        )
+
+    def _final(self, change: Mapping[str, Any]) -> Prediction:
+        changed = with_changes(self.configuration, change)
+        return self.predict(changed, self.workload, change, bands=True)
+
+    def _first_look(self, change: Mapping[str, Any]) -> Prediction:
+        one, load = _one_replica(with_changes(self.configuration, change), self.short)
+        return self.predict(one, load, change)
+
+    def _look(self, changes: Sequence[Mapping[str, Any]], what: str) -> list[Prediction]:
         found = []
-        for number, change in enumerate(changes):
-            said(what, number, len(changes))
-            if _is_new(with_changes(configuration, change), seen):
-                found.append(predict(with_changes(one, change), its_load, slo, change))
+        for number, full in enumerate(changes):
+            self.said(what, number, len(changes))
+            change = self._real(full)
+            if self._is_new(change):
+                found.append(self._first_look(change))
         return found
 
-    first = predict(one, its_load, slo, {})
-    singles = look(_singles(configuration, workload), "single changes")
-    # What only gives more tokens may well be half of what also meets the limits.
-    helps = (p for p in singles if p.rank < first.rank or p.per_gpu > 1.02 * first.per_gpu)
-    better = sorted(helps, key=lambda p: p.rank)
-    pairs = look(_combined([p.change for p in better[:6]]), "combinations")
-    ranked = sorted((p for p in (*singles, *pairs) if p.summary), key=lambda p: p.rank)
-    finals = []
-    for number, candidate in enumerate(ranked[:top]):
-        said("the best in full", number, min(top, len(ranked)))
-        changed = with_changes(configuration, candidate.change)
-        finals.append(predict(changed, workload, slo, candidate.change))
-    return PlanResult(
-        baseline=baseline,
-        memory=memory_of(configuration, workload),
-        bound=_bound(configuration, workload),
-        candidates=tuple(sorted(finals, key=lambda p: p.rank)),
-        knee=tuple(_knee(configuration, short, slo, said)),
-        hardware=tuple(_what_if(configuration, short, slo, said)),
-        looked_at=len(singles) + len(pairs),
-        constants=twin.constants.name,
-        notes=(
-            f"first looks: one replica with its share of the load, {short.duration_s:g} s;"
-            f" other loads and GPUs: {short.duration_s:g} s; candidates: as in the study file",
-        ),
-    )
+    def _real(self, change: Mapping[str, Any]) -> dict[str, Any]:
+        """The change without what the baseline has anyway."""
+        given = self.configuration.knobs.given()
+        return {n: v for n, v in change.items() if given.get(n) != v}
+
+    def _is_new(self, change: Mapping[str, Any]) -> bool:
+        """False when the engine would run with exactly the same settings as one that was seen.
+
+        A configuration that is refused is new: it is told why.
+        """
+        try:
+            key = repr(self._twin(with_changes(self.configuration, change)).knobs)
+        except RidgelineError:
+            return True
+        new = key not in self.seen
+        self.seen.add(key)
+        return new
+
+    def _routings(self) -> list[dict[str, Any]]:
+        """Other routers for the best candidate; one replica has nothing to choose."""
+        if self.twin.knobs.data_parallel == 1:
+            return []
+        load = self.workload
+        prompts = (load.prompts, *(c.prompts for c in load.classes))
+        shares = load.sessions is not None or any(p.shared_tokens for p in prompts)
+        rules = ("least-loaded", "prefix-aware") if shares else ("least-loaded",)
+        return [{"routing": r} for r in rules if r != self.configuration.routing]
+
+    def _knee(self) -> Iterable[tuple[Arrivals, float, float | None]]:
+        """(arrivals, output tokens/s, p95 TTFT in s) over several loads, ascending."""
+        for number, factor in enumerate(LOADS):
+            self.said("other loads", number, len(LOADS))
+            arrivals = self.short.arrivals.scaled(factor)
+            load = replace(self.short, arrivals=arrivals)
+            found = self.predict(self.configuration, load, {}).summary
+            if found is not None:
+                rate = found.throughput.output_tokens_per_s or 0.0
+                yield arrivals, rate, found.failures_as_infinite["ttft_s"].p95
+
+    def _what_if(self) -> Iterable[Prediction]:
+        """The baseline's knobs on other GPUs (without a price, which is not known)."""
+        known = {g.name for g in catalogue()}
+        names = [n for n in WHAT_IF if n in known and n != self.twin.gpu.name]
+        for number, name in enumerate(names):
+            self.said("other GPUs", number, len(names))
+            changed = replace(
+                self.configuration, gpu=name, gpu_figures=None, price_per_gpu_hour=None
+            )
+            yield self.predict(changed, self.short, {"gpu": name}, bands=True)
 
 
 def with_changes(configuration: Configuration, change: Mapping[str, Any]) -> Configuration:
-    """The configuration with some knobs changed."""
-    return replace(configuration, knobs=configuration.knobs.with_changes(change))
-
-
-def _is_new(configuration: Configuration, seen: set[str]) -> bool:
-    """False when the engine would run with exactly the same settings as one that was seen.
-
-    A configuration that is refused is new: it is told why.
-    """
-    try:
-        key = repr(twin_of(configuration).knobs)
-    except RidgelineError:
-        return True
-    new = key not in seen
-    seen.add(key)
-    return new
+    """The configuration with some knobs or its routing changed, on the GPUs it then needs."""
+    knobs = configuration.knobs.with_changes({n: v for n, v in change.items() if n != "routing"})
+    routing = change.get("routing", configuration.routing)
+    same = knobs.gpus == configuration.knobs.gpus
+    gpus = configuration.gpus if same else knobs.gpus
+    return replace(configuration, knobs=knobs, routing=routing, gpus=gpus)
 
 
 def _one_replica(configuration: Configuration, load: Workload) -> tuple[Configuration, Workload]:
@@ -211,9 +203,9 @@ def _one_replica(configuration: Configuration, load: Workload) -> tuple[Configur
     return alone, replace(load, arrivals=arrivals)
 
 
-def _singles(configuration: Configuration, load: Workload) -> list[dict[str, Any]]:
+def _singles(twin: Twin, load: Workload) -> list[dict[str, Any]]:
     """One knob at a time, around the baseline; the same as the baseline is left out."""
-    knobs = twin_of(configuration).knobs
+    knobs = twin.knobs
     users = load.arrivals.peak_users
     most = 1024 if users is None else 2 * -(-users // knobs.data_parallel)
     options: list[dict[str, Any]] = [
@@ -233,9 +225,10 @@ def _singles(configuration: Configuration, load: Workload) -> list[dict[str, Any
             if n > knobs.max_capture_size and not knobs.eager
         ),
     ]
-    if knobs.weights == "bf16":
+    options += _layouts(twin)
+    if knobs.weights == "bf16" and "fp8" in twin.gpu.flops:
         options.append({"quantization": "fp8"})
-    if knobs.kv_element_bytes > 1:
+    if knobs.kv_element_bytes > 1.5:
         options.append({"kv_cache_dtype": "fp8"})
     if knobs.eager:
         options.append({"enforce_eager": False})
@@ -245,6 +238,19 @@ def _singles(configuration: Configuration, load: Workload) -> list[dict[str, Any
     if not knobs.max_num_queued_reqs and knobs.version == "0.33":
         options.append({"max_num_queued_reqs": 2 * knobs.max_num_seqs * knobs.data_parallel})
     return options
+
+
+def _layouts(twin: Twin) -> list[dict[str, Any]]:
+    """The same GPUs otherwise divided between tensor and data parallelism."""
+    knobs, heads = twin.knobs, twin.shape.heads
+    gpus = knobs.tensor_parallel * knobs.data_parallel
+    if twin.gpu.link_bytes_per_s is None:
+        return []
+    return [
+        {"tensor_parallel_size": ranks, "data_parallel_size": gpus // ranks}
+        for ranks in (1, 2, 4, 8)
+        if ranks != knobs.tensor_parallel and gpus % ranks == 0 and heads % ranks == 0
+    ]
 
 
 def _combined(changes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -263,89 +269,7 @@ def _combined(changes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def memory_of(configuration: Configuration, workload: Workload) -> Memory:
-    """Where one rank's memory goes, and what limits how many requests run."""
-    twin = twin_of(configuration)
-    plan, knobs = twin.memory, twin.knobs
-    length = _mean_lengths(workload)[0] + _mean_lengths(workload)[1]
-    requests = plan.kv_tokens / length
-    users = workload.arrivals.peak_users
-    per_replica = None if users is None else users / knobs.data_parallel
-    if requests < min(knobs.max_num_seqs, per_replica or knobs.max_num_seqs):
-        limit = f"KV memory: {requests:.0f} requests of {length:.0f} tokens fit, then preemption"
-    elif per_replica is not None and per_replica <= knobs.max_num_seqs:
-        limit = f"load: {per_replica:.0f} users per replica, {knobs.max_num_seqs} may run"
-    else:
-        limit = f"the batch ceiling: max_num_seqs {knobs.max_num_seqs} of {requests:.0f} that fit"
-    names = ("total", "budget", "weights", "activation", "graph", "other", "kv")
-    return Memory(
-        {n: float(getattr(plan, f"{n}_bytes")) for n in names}, plan.kv_tokens, requests, limit
-    )
-
-
-def _mean_lengths(workload: Workload) -> tuple[float, float]:
-    return workload.mean_prompt_tokens, workload.mean_output_tokens
-
-
-def _bound(configuration: Configuration, workload: Workload) -> Bound:
-    """Per request: its prompt at the dense peak, its answer in steps at the roofline."""
-    twin = twin_of(configuration)
-    shape, gpu, knobs = twin.shape, twin.gpu, twin.knobs
-    ranks = knobs.tensor_parallel
-    prompt, output = _mean_lengths(workload)
-    batch = knobs.max_num_seqs
-    users = workload.arrivals.peak_users
-    if users is not None:
-        batch = min(batch, max(1, -(-users // knobs.data_parallel)))
-    context = prompt + output / 2
-    moved = roofline.decode_bytes(
-        shape, batch, context, weight_bytes=knobs.weight_bytes,
-        kv_element_bytes=knobs.kv_element_bytes,
-    )  # fmt: skip
-    flops = roofline.decode_flops(shape, batch, context)
-    step = roofline.floor_s(gpu, flops / ranks, moved / ranks, knobs.weights)
-    # A whole request on the compute side, its answer's share of the steps on the memory side.
-    work = roofline.prefill_flops(shape, round(prompt)) + output * flops / batch
-    seconds = max(output * step / batch, work / ranks / gpu.peak_flops(knobs.weights))
-    return Bound(batch, step, output / seconds / ranks)
-
-
-def _knee(
-    configuration: Configuration, load: Workload, slo: Slo, said: Said
-) -> Iterable[tuple[Arrivals, float, float | None]]:
-    """(arrivals, output tokens/s, p95 TTFT in s) over several loads, ascending."""
-    for number, factor in enumerate(LOADS):
-        said("other loads", number, len(LOADS))
-        arrivals = load.arrivals.scaled(factor)
-        found = predict(configuration, replace(load, arrivals=arrivals), slo, {}).summary
-        if found is not None:
-            rate = found.throughput.output_tokens_per_s or 0.0
-            yield arrivals, rate, found.failures_as_infinite["ttft_s"].p95
-
-
 def knee_of(points: Sequence[tuple[Arrivals, float, float | None]]) -> Arrivals | None:
     """The lowest load that reaches 95 % of the highest throughput seen."""
     best = max((rate for _, rate, _ in points), default=0.0)
     return next((a for a, rate, _ in points if rate >= PLATEAU * best), None)
-
-
-def _what_if(
-    configuration: Configuration, load: Workload, slo: Slo, said: Said
-) -> Iterable[Prediction]:
-    """The baseline's knobs on other GPUs (without a price, which is not known)."""
-    known = {g.name for g in catalogue()}
-    names = [n for n in WHAT_IF if n in known and n != find_gpu(configuration.gpu or "").name]
-    for number, name in enumerate(names):
-        said("other GPUs", number, len(names))
-        changed = replace(configuration, gpu=name, price_per_gpu_hour=None)
-        yield predict(changed, load, slo, {"gpu": name})
-
-
-def _over(value: float | None, met: bool | None, limit: str) -> float:
-    """How far a limit is missed, as a share of it; 0 when met, the most when it is not known."""
-    if met:
-        return 0.0
-    target = float(limit.rsplit("=", 1)[1])
-    if value is None or not target:
-        return FAR
-    return min(FAR, abs(value / target - 1))

@@ -1,0 +1,211 @@
+"""What `ridgeline plan` shows: memory, bound, ranked tables, and where the time goes."""
+
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.report.numbers import dollars, duration, number, significant
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ridgeline.domain.summary import Summary
+    from ridgeline.experiment.capacity import Memory
+    from ridgeline.experiment.planning import PlanResult, Prediction
+
+NARROW = 110  # columns
+PER_GPU = "throughput.per_gpu_output_tokens_per_s"
+# The parts of a step's time in words, in the order of their chart.
+PARTS = {
+    "weights": "linear layers (weights)", "attention_decode": "attention of decodes",
+    "attention_prefill": "attention of prompts", "head": "LM head",
+    "launch": "waiting for kernel launches", "communication": "all-reduces",
+    "sampler": "sampling", "cpu": "waiting for the engine's CPU",
+}  # fmt: skip
+STAYS = {
+    "front_end_in": "API server, in", "queue": "waiting in the queue", "prefill": "its prompt",
+    "decode": "its answer", "front_end_out": "API server, out",
+}  # fmt: skip
+
+
+def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
+    """The whole page but the explanation.
+
+    Where the terminal is narrow the changes stand in a list below their numbered rows: the names
+    of knobs are too long for a column.
+    """
+    from ridgeline.experiment.planning import knee_of  # noqa: PLC0415
+
+    bound, base = result.bound, result.baseline
+    lines: list[Any] = [
+        f"[bold]{name}[/bold]: predictions of the digital twin ({result.constants} constants);"
+        " nothing was measured. ± is a 90 % band.",
+        "",
+        *_memory(result.memory),
+        f"Bound: no setting gives more than {significant(bound.tokens_per_s_per_gpu)} output"
+        f" tokens/s per GPU (roofline; steps of {significant(bound.step_s * 1e3)} ms at batch"
+        f" {bound.batch})",
+    ]
+    if base.summary is not None:
+        share = base.per_gpu / bound.tokens_per_s_per_gpu
+        lines.append(f"Baseline: {share:.0%} of that bound. {_sentence(base.summary)}")
+        if base.preemptions:
+            lines.append(f"Preemptions predicted: {base.preemptions:,} in the run")
+    knee = knee_of(result.knee)
+    if knee is not None:
+        best = max(rate for _, rate, _ in result.knee)
+        lines.append(
+            f"Knee of the baseline: about {_load(knee)} ({significant(best)} tokens/s at most)"
+        )
+    narrow = width < NARROW
+    lines += ["", table("Candidates, best first", [base, *result.candidates], numbered=narrow)]
+    if narrow:
+        lines += [f"{n}: {_change(row)}" for n, row in enumerate(result.candidates, 1)]
+    lines.append("")
+    lines.append(
+        f"{result.looked_at} changes and combinations were looked at. Rows of one table err"
+        " together: their differences are surer than the rows."
+    )
+    if result.hardware:
+        lines += ["", table("What if: the baseline on other GPUs", [base, *result.hardware])]
+    if any("fp8" in str(v) for p in result.candidates for v in p.change.values()):
+        lines.append("FP8 changes the model's numbers: hold its answers against your own tests.")
+    return lines
+
+
+def _memory(memory: "Memory") -> list[str]:
+    parts = memory.parts
+    taken = ", ".join(
+        f"{words} {significant(parts[what] / 1e9)}"
+        for what, words in (
+            ("weights", "weights"), ("activation", "activations"), ("graph", "graphs"),
+            ("other", "other"), ("kv", "KV cache"),
+        )
+    )  # fmt: skip
+    source = "by the engine's log" if memory.from_log else "planned, no engine's log was given"
+    return [
+        f"Memory of one GPU, GB: {taken}; the engine may use {significant(parts['budget'] / 1e9)}"
+        f" of {significant(parts['total'] / 1e9)}",
+        f"KV cache: {memory.kv_tokens:,} tokens ({source}): {memory.requests:,.0f} requests of mean"
+        f" length at their end, {memory.running:,.0f} half-way through their answers",
+        f"Gives way first: {memory.first_limit}",
+        *(f"Careful: {note}" for note in memory.notes),
+    ]
+
+
+def _sentence(summary: "Summary") -> str:
+    limit = summary.binding_limit
+    return "" if not limit else f"Limit: {limit}"
+
+
+def _load(arrivals: Any) -> str:
+    peak = significant(arrivals.peak)
+    return f"{peak} users" if arrivals.closed_loop else f"{peak} requests/s"
+
+
+def _change(row: "Prediction") -> str:
+    return ", ".join(f"{k} {v}" for k, v in row.change.items()) or "(baseline)"
+
+
+def table(title: str, rows: "list[Prediction]", *, numbered: bool = False) -> "Table":
+    """One row a configuration; ± of a figure is half of its band's width."""
+    from rich.table import Table  # noqa: PLC0415
+
+    found = Table(title=title, title_justify="left", box=None, pad_edge=False, expand=False)
+    found.add_column("change", overflow="fold", max_width=44)
+    for head in ("tokens/s/GPU", "$/Mtok", "TTFT p95", "ITL p95", "SLO"):
+        found.add_column(head, justify="right")
+    for place, row in enumerate(rows):
+        change = str(place) if numbered and place else _change(row)
+        summary = row.summary
+        if summary is None:
+            found.add_row(change, f"refused: {row.refused}")
+            continue
+        worst = summary.failures_as_infinite
+        cost = summary.cost.usd_per_million_output_tokens
+        met = "-" if not summary.slo else f"misses {row.missed}" if row.missed else "met"
+        found.add_row(
+            change,
+            number(row.per_gpu) + plus_minus(summary, PER_GPU),
+            "no price" if cost is None else dollars(cost),
+            duration(worst["ttft_s"].p95) + plus_minus(summary, "ttft_s.p95"),
+            duration(worst["itl_s"].p95) + plus_minus(summary, "itl_s.p95"),
+            met,
+        )
+    return found
+
+
+def plus_minus(summary: "Summary", path: str) -> str:
+    """Half the width of a figure's band: the factor between it and the upper end, less one."""
+    band = summary.bands.get(path)
+    if band is None or band.low <= 0:
+        return ""
+    return f" ±{sqrt(band.high / band.low) - 1:.0%}"
+
+
+def explained(result: "PlanResult") -> list[Any]:
+    """Where the time goes, for the baseline and the best candidate, and the loads of the knee."""
+    lines: list[Any] = []
+    rows = [("the baseline", result.baseline)]
+    rows += [("the best candidate", c) for c in result.candidates[:1]]
+    for what, row in rows:
+        if row.summary is not None:
+            lines += ["", f"[bold]Where the time goes: {what}[/bold]", _sentence(row.summary)]
+            lines += [_steps(row.summary), _step_table(row.summary), _stay_table(row.summary)]
+    if result.knee:
+        lines += ["", _knee_table(result)]
+    lines += ["", *result.notes]
+    return lines
+
+
+def _steps(summary: "Summary") -> str:
+    steps = summary.steps
+    return (
+        f"Steps: {duration(steps.get('mean_step_s'))} on average with"
+        f" {steps.get('mean_decode_batch', 0):.1f} decodes; {steps.get('full_graph_share', 0):.0%}"
+        f" full graph, {steps.get('piecewise_graph_share', 0):.0%} piecewise,"
+        f" {steps.get('no_graph_share', 0):.0%} without a graph"
+        f" ({steps.get('no_graph_time_share', 0):.0%} of the time);"
+        f" idle {steps.get('idle_share', 0):.0%}"
+    )
+
+
+def _step_table(summary: "Summary") -> "Table":
+    from rich.table import Table  # noqa: PLC0415
+
+    mean = summary.steps.get("mean_step_s", 0.0)
+    found = Table(title="A step's time", title_justify="left", box=None, pad_edge=False)
+    for head in ("part", "share", "time"):
+        found.add_column(head, justify="left" if head == "part" else "right")
+    for name, words in PARTS.items():
+        share = summary.steps.get(f"part.{name}", 0.0)
+        found.add_row(words, f"{share:.1%}", duration(share * mean))
+    return found
+
+
+def _stay_table(summary: "Summary") -> "Table":
+    from rich.table import Table  # noqa: PLC0415
+
+    whole = sum(summary.accounting.values()) or 1.0
+    found = Table(title="A request's time", title_justify="left", box=None, pad_edge=False)
+    for head in ("part", "share", "time"):
+        found.add_column(head, justify="left" if head == "part" else "right")
+    for name, seconds in summary.accounting.items():
+        found.add_row(STAYS.get(name, name), f"{seconds / whole:.1%}", duration(seconds))
+    return found
+
+
+def _knee_table(result: "PlanResult") -> "Table":
+    from rich.table import Table  # noqa: PLC0415
+
+    from ridgeline.experiment.planning import knee_of  # noqa: PLC0415
+
+    knee = knee_of(result.knee)
+    found = Table(title="The baseline under other loads", title_justify="left", box=None,
+                  pad_edge=False)  # fmt: skip
+    for head in ("load", "tokens/s", "TTFT p95", ""):
+        found.add_column(head, justify="left" if head in ("load", "") else "right")
+    for arrivals, rate, wait in result.knee:
+        found.add_row(
+            _load(arrivals), number(rate), duration(wait), "knee" if arrivals is knee else ""
+        )
+    return found

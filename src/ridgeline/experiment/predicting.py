@@ -1,0 +1,118 @@
+"""One prediction: a twin's figures for a configuration, and how it ranks among others."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ridgeline.domain.bands import bands_of
+from ridgeline.domain.errors import RidgelineError
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.metrics import summarise
+from ridgeline.domain.parts import with_parts
+from ridgeline.domain.records import MemorySink
+from ridgeline.domain.run import SilentWatch
+from ridgeline.domain.slo import Slo
+from ridgeline.domain.summary import Summary
+from ridgeline.domain.workload import Workload
+from ridgeline.engines.base import DrivePlan
+from ridgeline.engines.twin import TwinEngine, constants_of
+from ridgeline.experiment.protocol import bounds_of
+from ridgeline.workload.schedule import draw_schedule
+
+FAR = 10.0  # a limit that is missed by more than ten times counts as missed by ten times
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A twin's figures for one configuration; `refused` says why there are none.
+
+    `preemptions` of the whole run, None without one.
+    """
+
+    change: Mapping[str, Any]
+    configuration: Configuration
+    summary: Summary | None
+    refused: str | None = None
+    preemptions: int | None = None
+
+    @property
+    def missed(self) -> int:
+        """Limits that are not met (or not known to be)."""
+        return 0 if self.summary is None else sum(r.met is not True for r in self.summary.slo)
+
+    @property
+    def per_gpu(self) -> float:
+        """Output tokens per second and GPU."""
+        found = None if self.summary is None else self.summary.throughput
+        return (found and found.per_gpu_output_tokens_per_s) or 0.0
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Smaller is better: what runs, what meets more limits, what gives more per GPU and $."""
+        if self.summary is None:
+            return (1.0, 0.0, 0.0, 0.0)
+        cost = self.summary.cost.usd_per_million_output_tokens
+        over = sum(_over(r.value, r.met, r.limit) for r in self.summary.slo)
+        return (0.0, float(self.missed), round(over, 6), -self.per_gpu if cost is None else cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Predicts under one set of targets.
+
+    `other_bytes` is added to the memory that the plan sets aside beside weights, activations and
+    graphs: what an engine's log showed to be missing from it (negative: what it left).
+    """
+
+    slo: Slo
+    other_bytes: float = 0.0
+
+    def engine(self, configuration: Configuration) -> TwinEngine:
+        """A twin engine with the configuration's constants and this memory."""
+        if not self.other_bytes:
+            return TwinEngine()
+        known = constants_of(configuration)
+        other = known.other_memory_bytes + self.other_bytes
+        return TwinEngine(replace(known, other_memory_bytes=other))
+
+    def __call__(
+        self,
+        configuration: Configuration,
+        workload: Workload,
+        change: Mapping[str, Any],
+        *,
+        bands: bool = False,
+    ) -> Prediction:
+        """Simulate one configuration; one that the engine or the memory refuses says so."""
+        sink = MemorySink()
+        try:
+            with self.engine(configuration).start(configuration) as endpoint:
+                schedule = draw_schedule(workload)
+                plan = DrivePlan(schedule, "plan", routing=configuration.routing, bands=bands)
+                facts = endpoint.drive(plan, sink, SilentWatch())
+        except RidgelineError as error:
+            return Prediction(change, configuration, None, str(error))
+        records = sink.records()
+        summary = summarise(
+            records,
+            facts.window,
+            facts=facts,
+            configuration=configuration,
+            slo=self.slo,
+            open_loop=not workload.arrivals.closed_loop,
+            bounds=bounds_of(configuration),
+        )
+        summary = with_parts(summary, records, facts.window, workload, configuration.gpus)
+        summary = replace(summary, bands=bands_of(summary, facts.errors))
+        preempted = None if facts.counters is None else int(facts.counters.preemptions or 0)
+        return Prediction(change, configuration, summary, None, preempted)
+
+
+def _over(value: float | None, met: bool | None, limit: str) -> float:
+    """How far a limit is missed, as a share of it; 0 when met, the most when it is not known."""
+    if met:
+        return 0.0
+    target = float(limit.rsplit("=", 1)[1])
+    if value is None or not target:
+        return FAR
+    return min(FAR, abs(value / target - 1))
