@@ -31,9 +31,12 @@ ENVIRONMENT = {
 }
 FLAGS = [
     "--load-format=dummy", "--max-model-len=2048", "--enforce-eager",
-    "--distributed-executor-backend=uni", "--kv-cache-memory-bytes=64M", "--block-size=32",
+    "--kv-cache-memory-bytes=64M", "--block-size=32",
     f"--served-model-name={MODEL_NAME}", "--host=127.0.0.1",
 ]  # fmt: skip
+ONE_PROCESS_LESS = "--distributed-executor-backend=uni"
+# vLLM's own layout: API server, engine core and worker as processes, OpenMP threads that spin
+DEFAULT_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,25 @@ class ServerCounts:
     ttft_count: float
     e2e_sum_s: float
     e2e_count: float
+    ttft_buckets: tuple[tuple[float, float], ...]  # (upper bound in s, requests up to it)
 
     def since(self, before: "ServerCounts") -> "ServerCounts":
         """What was added after `before`."""
+        names = [name for name in self.__dataclass_fields__ if name != "ttft_buckets"]
+        pairs = zip(self.ttft_buckets, before.ttft_buckets, strict=True)
         return ServerCounts(
-            *(getattr(self, name) - getattr(before, name) for name in self.__dataclass_fields__)
+            *(getattr(self, name) - getattr(before, name) for name in names),
+            ttft_buckets=tuple((bound, count - old) for (bound, count), (_, old) in pairs),
         )
+
+    def ttft_median_bounds_s(self) -> tuple[float, float]:
+        """The bounds of the histogram's bucket that holds the median TTFT."""
+        low = 0.0
+        for high, count in self.ttft_buckets:
+            if count >= self.ttft_count / 2:
+                return low, high
+            low = high
+        raise ValueError("an empty histogram has no median")
 
 
 @dataclass(frozen=True)
@@ -92,9 +108,13 @@ class RealVllm:
         with urllib.request.urlopen(self.url + "/metrics", timeout=30.0) as reply:
             text = reply.read().decode()
         totals: dict[str, float] = {}
+        buckets: dict[float, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+                if sample.name == "vllm:time_to_first_token_seconds_bucket":
+                    bound = float(sample.labels["le"])
+                    buckets[bound] = buckets.get(bound, 0.0) + sample.value
         busy = totals["vllm:num_requests_running"] + totals["vllm:num_requests_waiting"] > 0
         return busy, ServerCounts(
             requests=totals["vllm:request_success_total"],
@@ -106,6 +126,7 @@ class RealVllm:
             ttft_count=totals["vllm:time_to_first_token_seconds_count"],
             e2e_sum_s=totals["vllm:e2e_request_latency_seconds_sum"],
             e2e_count=totals["vllm:e2e_request_latency_seconds_count"],
+            ttft_buckets=tuple(sorted(buckets.items())),
         )
 
 
@@ -135,6 +156,7 @@ def serve(
     *,
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    default_layout: bool = False,
 ) -> Iterator[RealVllm]:
     """A server on a free loopback port; nothing of it outlives the context, nor a killed pytest.
 
@@ -145,9 +167,11 @@ def serve(
     command = [
         "env", "-u", "VLLM_CPU_KVCACHE_SPACE",
         str(python), "-P", "-m", "vllm.entrypoints.openai.api_server",
-        f"--model={model}", f"--port={port}", *FLAGS, *flags,
+        f"--model={model}", f"--port={port}", *FLAGS,
+        *([] if default_layout else [ONE_PROCESS_LESS]), *flags,
     ]  # fmt: skip
-    process = EngineProcess(command, log, {**ENVIRONMENT, **(environment or {})})
+    base = DEFAULT_ENVIRONMENT if default_layout else ENVIRONMENT
+    process = EngineProcess(command, log, {**base, **(environment or {})})
     try:
         server = RealVllm(f"http://127.0.0.1:{port}", log)
         wait_until_it_answers(server, process, first_prompt)

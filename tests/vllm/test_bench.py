@@ -16,7 +16,7 @@ from real_vllm import MODEL_NAME, RealVllm, ServerCounts
 
 pytestmark = pytest.mark.vllm
 
-USERS, REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 16, 128, 128, 64
+USERS, REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 64, 256, 128, 64
 TRAFFIC = [
     f"--users={USERS}", f"--requests={REQUESTS}", f"--prompt-tokens={PROMPT_TOKENS}",
     f"--output-tokens={OUTPUT_TOKENS}", "--ignore-eos", "--seed=11",
@@ -120,7 +120,7 @@ def test_ttft_and_itl_are_measured(bench: Bench) -> None:
     for latency in ("ttft_s", "itl_s", "tpot_s", "e2e_s"):
         for statistic in ("mean", "p50", "p95"):
             assert bench.summary[latency][statistic] > 0, (latency, statistic)
-    # p99 of 128 requests would rest on the slowest one alone
+    # p99 of 256 requests would rest on the slowest one alone
     assert bench.summary["ttft_s"]["p99"] is None
 
 
@@ -193,3 +193,25 @@ def test_the_prefix_cache_would_have_hit_a_repeated_prompt(vllm: RealVllm) -> No
     for _ in range(2):
         vllm.post("/v1/completions", body)
     assert vllm.counts().since(before).prefix_cache_hits >= 32
+
+
+def test_sessions_carry_the_talk_and_the_counts_stay_equal(vllm: RealVllm, tmp_path: Path) -> None:
+    """Each turn's prompt is the talk so far; the server finds what it has computed before."""
+    traffic = ["--users=8", "--requests=48", "--turns=3", "--prompt-tokens=96", "--warmup=0"]
+    run = run_bench(vllm, tmp_path, *traffic, "--output-tokens=32", "--ignore-eos")
+    facts, sent = run.facts, run.requests
+    assert sent["failure"].null_count() == len(sent) >= 48
+    assert run.server.requests == len(sent) + facts["extra_requests"]
+    assert run.server.prompt_tokens == sent["prompt_tokens"].sum() + facts["extra_prompt_tokens"]
+    assert run.server.generation_tokens == (
+        sent["output_tokens"].sum() + facts["extra_output_tokens"]
+    )
+    turns = sent.group_by("turn").agg(pl.col("prompt_tokens").mean(), pl.len()).sort("turn")
+    assert turns["turn"].to_list() == [0, 1, 2]
+    first, second, third = turns["prompt_tokens"]
+    # a turn adds its own 96 tokens and the reply before it, of 32, which may be tokenised anew
+    for growth in (second - first, third - second):
+        assert 100 < growth < 200
+    # every turn but the first of a session begins with a prompt that was computed: whole blocks
+    later = sent.filter(pl.col("turn") > 0)
+    assert run.server.prefix_cache_hits > 0.5 * (later["prompt_tokens"].sum() - 128 * len(later))
