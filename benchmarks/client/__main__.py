@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/bench-client"))
     parser.add_argument("--fresh", action="store_true", help="forget what --out holds")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")
+    parser.add_argument("--note", help="a sentence about the machine, for the page")
     options = parser.parse_args()
     until = None if options.minutes is None else time.monotonic() + options.minutes * 60
     if options.fresh:
@@ -40,6 +41,8 @@ def main() -> int:
     if unknown:
         parser.error(f"no tool {unknown[0]!r}; there are {', '.join(session.tools)}")
     ready = session.prepare(wanted)
+    if options.note is not None:
+        session.results["note"] = options.note
     truthful = [name for name in ready if session.tools[name].truth]
     steps = [
         step for step in order(ready, truthful, options.rounds) if options.only in (None, step.part)

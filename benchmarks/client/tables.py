@@ -50,11 +50,13 @@ def _head(results: Mapping[str, Any], tools: Mapping[str, Tool]) -> str:
         for name, version in results["versions"].items()
         if name != "ridgeline-2"
     )
-    return (
+    text = (
         f"`{results['command']}`, {dates[0]} to {dates[-1]}, {results['machine']}."
         f" {versions}. Load average before a measurement (the one before it included):"
         f" {min(loads):.1f} to {max(loads):.1f}, median {statistics.median(loads):.1f}."
+        f" {results.get('note') or ''}"
     )
+    return text.rstrip()
 
 
 def _steps(results: Mapping[str, Any], part: str, load: str, tool: str) -> list[dict[str, Any]]:

@@ -73,7 +73,7 @@ def run(tool: Tool, url: str, load: Load, folder: Path, cores: set[int]) -> Prin
             stderr=out,
             cwd=folder,
             env=os.environ | dict(tool.environment or {}),
-            start_new_session=True,
+            process_group=0,
         )
         os.sched_setaffinity(process.pid, cores)
         code: int | str
