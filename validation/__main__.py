@@ -3,6 +3,8 @@
     python -m validation                              the data that ships with Ridgeline
     python -m validation --silicon FILE --trace CSV   other rows of the same form
     python -m validation --fit                        fit the GPUs' constants again and store them
+    python -m validation --host                       our own H200 hosts only
+    python -m validation --aiconfigurator             make its predictions anew (installs it once)
 
 The constants that ship were fitted on half of the cells (whole concurrency sweeps) of each group
 of the shipped rows; a row of such a cell is reported as fitted, everything else as held out. The
@@ -23,7 +25,7 @@ from benchmarks.twin import h200_rows
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.hardware import gpu as find_gpu
 from ridgeline.twin.constants import FITTED, priors_for
-from validation import bands, score, silicon, trace
+from validation import bands, beside, host, score, silicon, trace
 from validation.fit import fit_rows
 
 DATA = Path(__file__).parent / "data"
@@ -50,6 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", action="store_true", help="print every row")
     parser.add_argument("--fit", action="store_true", help="fit the GPUs' constants and store them")
     parser.add_argument("--gpu", metavar="NAME", help="with --fit: only this GPU's constants")
+    parser.add_argument("--host", action="store_true", help="only our own H200 hosts")
+    parser.add_argument(
+        "--aiconfigurator",
+        action="store_true",
+        help="predict the rows with AIConfigurator anew and store that (500 MB, once)",
+    )
     parser.add_argument("--floors", action="store_true", help="exit 1 when the bars are missed")
     parser.add_argument(
         "--bands", action="store_true", help="also say how many held-out figures the bands hold"
@@ -64,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    both = given.silicon is None and given.trace is None
+    both = given.silicon is None and given.trace is None and not given.host
     rows_path = given.silicon or (DATA / "vllm_dense.csv" if both or given.fit else None)
     trace_path = given.trace or (DATA / "rtx4090_llama-3.1-8b_tp1.csv" if both else None)
     say = partial(print, file=sys.stderr if given.json == "-" else sys.stdout, flush=True)
@@ -75,15 +83,19 @@ def _run(given: argparse.Namespace) -> int:
             assert rows_path is not None
             _fit(silicon.read_rows(rows_path), pool, say, given.gpu)
             return 0
+        if given.aiconfigurator:
+            beside.make(rows_path or DATA / "vllm_dense.csv")
         if rows_path is not None:
             body["silicon"] = _silicon(silicon.read_rows(rows_path), pool, say, each=given.rows)
             if given.bands:
-                body["bands"] = _bands(silicon.read_rows(rows_path), pool, say, host=both)
+                body["bands"] = _bands(silicon.read_rows(rows_path), pool, say, own=both)
             held = body["silicon"]["held_out"].get("all", {})
             met &= bool(held) and all(held[f]["mape"] <= BARS[f] for f in score.FIGURES)
         if trace_path is not None:
             body["trace"] = _trace(trace.read_trace(trace_path), say)
             met &= all(abs(e) <= BARS["trace"] for e in body["trace"]["held_out"].values())
+    if both or given.host:
+        body["host"] = {"rows": host.score_rows(say), "runs": host.score_runs(say)}
     if given.json is not None:
         text = json.dumps(body, indent=1) + "\n"
         if given.json == "-":
@@ -125,19 +137,31 @@ def _silicon(
         body[part.replace(" ", "_")] = score.to_json(groups)
         if groups:
             say(f"\n{PARTS[part]}\n{score.HEADER}")
+            others = _errors(_beside(parts[part]))
+            body[f"aiconfigurator_{part.replace(' ', '_')}"] = score.to_json(others)
             for name, errors in groups.items():
                 say(score.group_line(name, errors))
+                if name in others:
+                    say(score.group_line(f"  AIConfigurator {beside.VERSION}", others[name]))
     return body
 
 
+def _beside(
+    part: list[tuple[silicon.Row, silicon.Predicted]],
+) -> list[tuple[silicon.Row, silicon.Predicted]]:
+    """AIConfigurator's predictions of the same rows, where it has one."""
+    known = beside.read()
+    return [(row, silicon.Predicted(*known[row.id])) for row, _ in part if row.id in known]
+
+
 def _bands(
-    rows: list[silicon.Row], pool: ProcessPoolExecutor, say: Say, *, host: bool
+    rows: list[silicon.Row], pool: ProcessPoolExecutor, say: Say, *, own: bool
 ) -> dict[str, Any]:
     """Coverage of the bands on held-out rows and, with the shipped data, on one H200 host."""
     seen = set(json.loads(CONSTANTS.read_text("utf-8"))["cells"])
     apart = [r for r in rows if r.cell not in seen and silicon.apart(r) is None]
     found = {"held-out rows": pool.map(bands.of_row, apart, chunksize=4)}
-    if host:
+    if own:
         found["one H200 host"] = pool.map(bands.of_host_row, h200_rows.ROWS)
     body = {}
     for title, lists in found.items():

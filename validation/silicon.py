@@ -51,6 +51,7 @@ class Row:
     users: int
     ttft_ms: float
     tpot_ms: float
+    id: str
 
     @property
     def group(self) -> str:
@@ -111,7 +112,7 @@ def _row(where: str, number: int, line: dict[str, str]) -> Row:
     tp, prompt, output, users = counts
     return Row(
         number, line["model"], line["gpu"], line["precision"], line.get("vllm_version") or "",
-        tp, prompt, output, users, *times,
+        tp, prompt, output, users, times[0], times[1], line.get("id") or "",
     )  # fmt: skip
 
 

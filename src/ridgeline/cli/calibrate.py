@@ -42,7 +42,12 @@ def calibrate(
         typer.Option(metavar="FILE", help="With --plan: probe this study's baseline."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="M", help="With --plan: or this model ...")
+        str | None,
+        typer.Option(
+            metavar="M",
+            help="With --plan: or this model ... With RUN: the model whose shape the runs served,"
+            " where they name a folder that is not here.",
+        ),
     ] = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="... on this GPU.")] = None,
 ) -> int:
@@ -55,8 +60,8 @@ def calibrate(
         if runs or json is not None:
             raise BadInput("--plan writes a study and fits nothing: give it no runs and no --json")
         return _plan(plan, study, model, gpu)
-    if study is not None or model is not None or gpu is not None:
-        raise BadInput("--study, --model and --gpu say what --plan is to probe; add --plan FILE")
+    if study is not None or gpu is not None:
+        raise BadInput("--study and --gpu say what --plan is to probe; add --plan FILE")
     if not runs:
         raise BadInput(
             "there are no runs to fit to", fix="name their folders, or write a probe with --plan"
@@ -66,7 +71,7 @@ def calibrate(
     )
     from ridgeline.experiment.calibrating import read_observations  # noqa: PLC0415
 
-    observations = read_observations(runs)
+    observations = read_observations(runs, model)
     say(f"{len(observations)} configurations, {sum(o.repeats for o in observations)} runs")
     found = fitted(observations, say)
     write_json(json, found.to_json())

@@ -119,8 +119,10 @@ class Calibration:
         }  # fmt: skip
 
 
-def read_observations(folders: Iterable[Path]) -> tuple[Observation, ...]:
+def read_observations(folders: Iterable[Path], model: str | None = None) -> tuple[Observation, ...]:
     """The measured runs under the given folders (runs, or studies that hold runs).
+
+    `model` has the shape that was served, where the runs name a folder that is not here.
 
     Raises BadInput when there is nothing to learn from: no runs, twins only, no known GPU.
     """
@@ -146,6 +148,10 @@ def read_observations(folders: Iterable[Path]) -> tuple[Observation, ...]:
         same = replace(run.meta.workload, seed=0)
         groups.setdefault(repr((run.meta.configuration, same)), []).append(run)
     found = tuple(_observation(group) for group in groups.values())
+    if model is not None:
+        found = tuple(
+            replace(o, configuration=replace(o.configuration, model=model)) for o in found
+        )
     places = {(o.configuration.gpu, o.configuration.model) for o in found}
     if len({gpu for gpu, _ in places}) > 1:
         raise BadInput(
