@@ -131,6 +131,19 @@ class TestNotToBeFooled:
         assert len(result.levels) == 1
         assert "client limit" in (result.knee.reason or "")
 
+    def test_a_level_that_was_void_by_chance_is_measured_once_more(self, tmp_path: Path) -> None:
+        class Disturbed(Slots):
+            def drive(self, plan, sink, watch):
+                late = ClientCheck("kernel", cpu_share=0.99 if len(self.drives) == 2 else 0.1)
+                self.client = late
+                return super().drive(plan, sink, watch)
+
+        engine = SlotsEngine(Disturbed(4))
+        result, _ = search(tmp_path, sweep(), engine)
+        assert all(one.state == "valid" for one in result.levels)
+        assert len(engine.endpoint.drives) == len(result.levels) + 1
+        assert (tmp_path / "users-4-r1.old-1").exists()
+
     def test_throughput_that_still_rises_is_no_plateau(self, tmp_path: Path) -> None:
         result, _ = search(tmp_path, sweep(replace(USERS, most=16)), SlotsEngine(Slots(10**6)))
         assert result.knee.value is None

@@ -82,6 +82,7 @@ def search_knee(
         if sweep.asked.start <= 0:
             sweep, note = book.with_start()
             notes += [note] if note else []
+        again: float | None = None  # a void level is measured once more: it may have been a chance
         while (load := next_load(levels, sweep.asked)) is not None and not watch.stop_asked():
             left = None
             if sweep.budget_s is not None:
@@ -95,11 +96,20 @@ def search_knee(
                 break
             if stored.state == "interrupted":
                 break
-            levels.append(level_of(stored, load, sweep))
+            found = level_of(stored, load, sweep)
+            if found.state == "void" and again != load and _may_pass(sweep):
+                again = load
+                continue
+            levels.append(found)
             watch.level(levels[-1])
         result = result_of(sweep, levels, notes, time.monotonic() - begun)
         write_json(directory.path / RESULT_FILE, result.to_json())
     return result, watch.stop_asked()
+
+
+def _may_pass(sweep: Sweep) -> bool:
+    """Whether another try can end otherwise: a twin only repeats itself."""
+    return sweep.configuration.engine != "twin"
 
 
 @dataclass(slots=True)
@@ -155,7 +165,8 @@ class _Levels:
         self, experiment: PlannedExperiment, left_s: float | None, expected_s: float
     ) -> StoredRun | None:
         sweep = self.sweep
-        self.experiments.append(experiment)
+        if experiment not in self.experiments:  # a second try of the same level
+            self.experiments.append(experiment)
         whole = Plan(sweep.name, KIND, None, tuple(self.experiments), sweep.slo, 1, sweep.endpoint)
         mine = replace(whole, experiments=(experiment,))
         (run,) = plan_runs(mine)
