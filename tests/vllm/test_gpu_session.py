@@ -61,6 +61,8 @@ def small_traffic(workload: dict[str, Any]) -> None:
     """The traffic by the factor; lengths stay above what a chat template takes."""
     if "arrivals" in workload:
         workload["arrivals"] = {"users": workload["arrivals"]["users"] // SMALLER}
+    for one in workload.get("classes", {}).values():
+        small_traffic(one)
     prompts = workload.get("prompts", {})
     if "tokens" in prompts:
         prompts["tokens"] = {k: max(24, v // 4) for k, v in prompts["tokens"].items()}
