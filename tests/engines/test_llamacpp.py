@@ -1,138 +1,133 @@
-"""llama.cpp's own server, measured: it says keep-alive and then closes what it has answered.
+"""llama.cpp's real server as an engine, alone and beside another in one study."""
 
-No request may be lost over that, and none may be done twice. The server's counters and its log
-are the independent witnesses.
-"""
-
-import http.client
-import json
-import socket
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import numpy as np
+import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ridgeline.domain.records import MemorySink, RequestRecord
-from ridgeline.domain.run import RunFacts, SilentWatch
-from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
-from ridgeline.engines.base import DrivePlan
-from ridgeline.engines.endpoint import HttpEndpoint
-from ridgeline.workload.schedule import Schedule, draw_schedule
-from support.llamacpp import MODEL_NAME, LlamaCounts, LlamaServer, serve, write_model
+from ridgeline.domain.errors import BadInput, RunFailed
+from ridgeline.domain.knobs import Configuration, Knobs, Launch
+from ridgeline.engines.llamacpp import LlamaCppEngine, llama_arguments
+from ridgeline.engines.started import ServerLaunch
+from ridgeline.experiment.engines import check_startable, engine_named
+from ridgeline.experiment.plan import plan_of
+from ridgeline.experiment.results import results_of
+from ridgeline.experiment.runner import SilentStudyWatch, run_plan
+from ridgeline.store.run_directory import read_run
+from ridgeline.store.study_directory import StudyDirectory
+from ridgeline.workload.studyfile import load_study, parse_study
+from support.llamacpp import write_model
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="xllamacpp is installed on Linux")
-
-TOKENS = 16
-DONE_LINE = "stop processing"  # one line of the server's log for each request that it has done
+THREADS = Launch(arguments=("--threads", "1"), cold_s=0.0)
+STUDY = """\
+name: two-engines
+model: {model}
+engine: llamacpp
+launch: {{arguments: [--threads, "1"], cold_s: 0, resident: 1, ready_s: 60}}
+workload:
+  arrivals: {{users: 4}}
+  prompts: {{tokens: {{min: 64, max: 96}}}}
+  output_tokens: {{min: 8, max: 24, ignore_eos: true}}
+  warmup_s: 0.5
+  duration_s: 2
+  seed: 3
+baseline_name: llamacpp
+baseline: {{max_num_seqs: 4, max_model_len: 1024}}
+experiments:
+  - name: other
+    engine: vllm
+    engine_version: "9.9"
+    launch:
+      command: [{python}, {fake}, {log}, serve, "{{model}}"]
+repeats: 2
+"""
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaServer]:
-    folder = tmp_path_factory.mktemp("llamacpp")
-    with serve(write_model(folder / "tiny.gguf"), slots=8) as running:
-        yield running
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One drive, and what the server counted and logged meanwhile."""
-
-    records: list[RequestRecord]
-    facts: RunFacts
-    counts: LlamaCounts
-    logged: int
-
-    @property
-    def retries(self) -> int:
-        return sum(record.retries or 0 for record in self.records)
+def test_knobs_become_llama_server_s_flags() -> None:
+    knobs = Knobs(max_num_seqs=8, max_model_len=512, max_num_batched_tokens=256)
+    assert llama_arguments(knobs) == [
+        "--parallel", "8", "--batch-size", "256", "--ctx-size", "4096",
+    ]  # fmt: skip
+    assert llama_arguments(Knobs(enable_prefix_caching=False))[-1] == "--no-cache-prompt"
+    with pytest.raises(BadInput, match="has no such knob") as caught:
+        llama_arguments(Knobs(enforce_eager=True))
+    assert caught.value.where == "enforce_eager"
 
 
-def measure(server: LlamaServer, schedule: Schedule, endpoint: str = "chat") -> Measured:
-    before, done = server.counts(), server.log.read_text().count(DONE_LINE)
-    sink = MemorySink()
-    plan = DrivePlan(schedule, "salt", endpoint)
-    facts = HttpEndpoint(server.url).drive(plan, sink, SilentWatch())
-    counts = server.counts().since(before)
-    return Measured(sink.requests, facts, counts, server.log.read_text().count(DONE_LINE) - done)
-
-
-def workload(arrivals: Arrivals, duration_s: float, requests: int | None = None) -> Workload:
-    outputs = Outputs(Lengths(TOKENS), ignore_eos=True)
-    return Workload(arrivals, Prompts(Lengths(48)), outputs, duration_s, 0.0, requests)
-
-
-def assert_each_request_was_done_once(run: Measured) -> None:
-    facts, records = run.facts, run.records
-    failed = [(r.failure, r.failure_detail) for r in records if r.failure is not None]
-    assert not failed
-    assert sorted(r.index for r in records) == list(range(len(records))), "each has one record"
-    assert {r.output_tokens for r in records} == {TOKENS}
-    assert {r.finish_reason for r in records} == {"length"}
-    assert run.logged == len(records) + facts.extra_requests
-    assert run.counts.generation_tokens == len(records) * TOKENS + facts.extra_output_tokens
-    prompts = sum(r.prompt_tokens or 0 for r in records) + facts.extra_prompt_tokens
-    assert run.counts.prompt_tokens + run.counts.cached_prompt_tokens == prompts
-
-
-def test_the_server_promises_to_keep_a_connection_and_closes_it(server: LlamaServer) -> None:
-    """The control: an ordinary client's second request on that connection finds it closed."""
-    address = urlsplit(server.url)
-    body = {"model": MODEL_NAME, "prompt": "a b c", "max_tokens": 2, "stream": True}
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
-    connection.request("POST", "/v1/completions", json.dumps(body))
-    sock = connection.sock
-    reply = connection.getresponse()
-    assert reply.getheader("Keep-Alive") is not None
-    assert b"[DONE]" in reply.read()
-    assert isinstance(sock, socket.socket)
-    assert sock.recv(1) == b"", "closed by the server"
-    connection.close()
-
-
-@pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_users_lose_nothing_and_repeat_nothing(server: LlamaServer, endpoint: str) -> None:
-    """More users than slots: some wait in the server, with their connection open."""
-    schedule = draw_schedule(workload(Arrivals(users=12), 60.0, requests=64))
-    run = measure(server, schedule, endpoint)
-    assert len(run.records) >= 64
-    assert_each_request_was_done_once(run)
-
-
-def test_a_user_who_thinks_finds_the_connection_closed(server: LlamaServer) -> None:
-    """By then the close was seen, so a new connection is taken and nothing is sent in vain."""
-    schedule = draw_schedule(workload(Arrivals(users=6, think_time_s=0.05), 60.0, requests=36))
-    run = measure(server, schedule)
-    assert_each_request_was_done_once(run)
-
-
-def test_an_open_loop_loses_nothing_and_repeats_nothing(server: LlamaServer) -> None:
-    schedule = draw_schedule(workload(Arrivals(rate_per_s=40.0), 2.0))
-    run = measure(server, schedule)
-    assert schedule.intended_ns is not None
-    assert len(run.records) == len(schedule.intended_ns)
-    assert_each_request_was_done_once(run)
-
-
-def test_requests_at_the_moment_at_which_idle_connections_are_closed(server: LlamaServer) -> None:
-    """It closes connections that were idle for 5 s: users who begin just then meet every order of
-    the two, among them a request that is on its way while the connection is being closed.
-    """
-    users = 60
-    load = workload(Arrivals(users=users), 60.0, requests=users)
-    rows = np.full(users, 48, dtype=np.int32)
-    schedule = Schedule(
-        load,
-        rows,
-        np.full(users, TOKENS, dtype=np.int32),
-        np.full(users, -1, dtype=np.int32),
-        users=users,
-        user_start_ns=(4_900_000_000 + 4_000_000 * np.arange(users)).astype(np.int64),
+def test_it_starts_answers_and_is_gone_afterwards(gguf: Path, tmp_path: Path) -> None:
+    engine = LlamaCppEngine(ServerLaunch(log_folder=tmp_path, ready_s=60.0))
+    at = Configuration(
+        str(gguf), Knobs(max_num_seqs=4, max_model_len=512), "llamacpp", launch=THREADS
     )
-    run = measure(server, schedule)
-    assert_each_request_was_done_once(run)
+    with engine.start(at) as endpoint:
+        family = [p for p in psutil.Process().children(recursive=True) if str(gguf) in p.cmdline()]
+        assert family
+        assert endpoint.alive()
+    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family)
+
+
+def test_a_start_that_fails_quotes_the_engine(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF nothing")
+    engine = LlamaCppEngine(ServerLaunch(log_folder=tmp_path, ready_s=60.0))
+    at = Configuration(str(broken), Knobs(), "llamacpp")
+    with pytest.raises(RunFailed, match="ended with exit code"), engine.start(at):
+        pass
+
+
+def test_two_engines_under_one_workload(gguf: Path, tmp_path: Path) -> None:
+    """llama.cpp beside a server of another kind, each by its own command, model and knobs."""
+    fake, log = Path(__file__).with_name("fake_engine.py"), tmp_path / "prepared.log"
+    log.write_text("INFO up")
+    file = tmp_path / "study.yaml"
+    file.write_text(STUDY.format(model=gguf, python=sys.executable, fake=fake, log=log))
+    study = load_study(file)
+    check_startable(study, str(file))
+    plan = plan_of(study)
+    first, other = (e.configuration for e in plan.experiments)
+    assert (first.engine, other.engine) == ("llamacpp", "vllm")
+    assert other.knobs == Knobs(), "the baseline's knobs are of its own engine"
+    assert other.engine_version == "9.9"
+    assert other.launch is not None
+    assert other.launch.arguments == ()
+    assert other.launch.ready_s == 60
+    assert "engine llamacpp -> vllm" in plan.experiments[1].change
+
+    directory = StudyDirectory(tmp_path / "out")
+    outcome = run_plan(
+        plan, directory, engine_named, SilentStudyWatch(), command="study", retries=0
+    )
+    finished = sorted(
+        outcome.index.runs, key=lambda r: (tmp_path / "out" / r / "run.json").stat().st_mtime_ns
+    )
+    assert finished == ["llamacpp-r1", "other-r1", "other-r2", "llamacpp-r2"], "interleaved"
+    run = read_run(directory.run_folder("llamacpp-r1"))
+    assert run.facts is not None
+    assert run.summary is not None
+    assert run.facts.server["engine"] == "llamacpp"
+    assert run.summary.requests.failed == 0
+    assert run.summary.requests.ok > 10
+    telemetry = run.facts.server["telemetry"]
+    assert telemetry["engine"]["running_max"] <= 4  # type: ignore[index]
+    assert telemetry["engine"]["generation_tokens_per_s"] > 0  # type: ignore[index]
+    names = [e.name for e in results_of(outcome.index, directory, study).experiments]
+    assert names == ["llamacpp", "other"]
+
+
+def test_engines_that_cannot_be_compared_are_refused() -> None:
+    text = (
+        "name: s\nmodel: m.gguf\nengine: llamacpp\nworkload: {arrivals: {users: 1}}\n"
+        "experiments: [{name: x, engine: twin}]\n"
+    )
+    with pytest.raises(BadInput, match="twin cannot be compared with llamacpp") as caught:
+        parse_study(text, "s.yaml", folder=Path())
+    assert caught.value.where is not None
+    assert caught.value.where.startswith("s.yaml:5")

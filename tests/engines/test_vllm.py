@@ -16,17 +16,18 @@ import pytest
 from ridgeline.domain.errors import BadInput, EndpointError, RunFailed
 from ridgeline.domain.knobs import Configuration, Knobs, Launch
 from ridgeline.engines.process import EngineProcess
-from ridgeline.engines.vllm import VllmEngine, VllmLaunch, free_port
+from ridgeline.engines.started import ServerLaunch, free_port
+from ridgeline.engines.vllm import VllmEngine
 from ridgeline.engines.vllm_args import serve_arguments
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 
 
-def launch(tmp_path: Path, log: str, ending: str, **more: object) -> VllmLaunch:
+def launch(tmp_path: Path, log: str, ending: str, **more: object) -> ServerLaunch:
     text = tmp_path / "prepared.log"
     text.write_text(log)
     command = (sys.executable, str(FAKE), str(text), ending)
-    return VllmLaunch(command=command, log_folder=tmp_path / "logs", **more)  # type: ignore[arg-type]
+    return ServerLaunch(command=command, log_folder=tmp_path / "logs", **more)  # type: ignore[arg-type]
 
 
 def configuration(**knobs: object) -> Configuration:
@@ -82,7 +83,7 @@ def test_health_200_without_completions_is_a_hang(tmp_path: Path) -> None:
 
 
 def test_a_missing_program_is_one_clear_line(tmp_path: Path) -> None:
-    engine = VllmEngine(VllmLaunch(command=("no-such-vllm",), log_folder=tmp_path))
+    engine = VllmEngine(ServerLaunch(command=("no-such-vllm",), log_folder=tmp_path))
     with pytest.raises(RunFailed, match="no-such-vllm"), engine.start(configuration()):
         pass
 
@@ -164,7 +165,7 @@ def test_the_study_files_launch_decides_over_the_default(tmp_path: Path) -> None
         arguments=("--one-more",),
         ready_s=2.0,
     )
-    engine = VllmEngine(VllmLaunch(command=("no-such-vllm",)))
+    engine = VllmEngine(ServerLaunch(command=("no-such-vllm",)))
     engine.log_to(tmp_path / "logs")
     with (
         pytest.raises(RunFailed, match="hung") as caught,

@@ -20,7 +20,15 @@ from ridgeline.domain.summary import (
     Throughput,
     VerdictFigures,
 )
-from ridgeline.experiment.statistics import compare, figure, merge, newcombe, t_interval, t_quantile
+from ridgeline.experiment.statistics import (
+    compare,
+    detectable,
+    figure,
+    merge,
+    newcombe,
+    t_interval,
+    t_quantile,
+)
 
 
 def summary(
@@ -292,3 +300,25 @@ def test_a_figure_that_is_not_there_is_none() -> None:
     assert figure(summary(), "throughput.chunks_per_s") is None
     assert figure(summary(), "nowhere.at_all") is None
     assert figure(replace(summary(), steps={"a": 2.0}), "steps.a") == 2.0
+
+
+def test_what_would_be_found_is_that_of_the_tables() -> None:
+    """Five pairs, sd 0.1: (2.776 + 0.941) x 0.1 / sqrt(5) = 0.1662 on the log scale."""
+    steps = [-0.1, -0.1, 0.0, 0.1, 0.1]
+    assert float(np.std(steps, ddof=1)) == pytest.approx(0.1)
+    assert detectable(steps) == pytest.approx(math.expm1(0.1662), abs=2e-4)
+    base = {r: summary(1000.0) for r in range(1, 6)}
+    other = {r: summary(1000.0 * math.exp(s)) for r, s in enumerate(steps, 1)}
+    found = compare(base, other)[RATE]
+    assert found.verdict == "no clear difference"
+    assert found.detectable == pytest.approx(math.expm1(0.1662), abs=2e-4)
+
+
+def test_a_test_with_that_difference_has_that_power() -> None:
+    """The approximation against drawing: pairs of sd 0.1 around the difference that is told."""
+    rng = np.random.default_rng(3)
+    for n in (3, 5, 10):
+        factor = (t_quantile(n - 1) + t_quantile(n - 1, 0.8)) / math.sqrt(n)
+        drawn = rng.normal(factor * 0.1, 0.1, size=(20_000, n))
+        lows = drawn.mean(1) - t_quantile(n - 1) * drawn.std(1, ddof=1) / math.sqrt(n)
+        assert float(np.mean(lows > 0)) == pytest.approx(0.8, abs=0.05)

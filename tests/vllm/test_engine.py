@@ -14,7 +14,8 @@ from ridgeline.domain.records import MemorySink
 from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines.base import DrivePlan
-from ridgeline.engines.vllm import VllmEngine, VllmLaunch
+from ridgeline.engines.started import ServerLaunch
+from ridgeline.engines.vllm import VllmEngine
 from ridgeline.workload.schedule import draw_schedule
 
 pytestmark = pytest.mark.vllm
@@ -32,7 +33,7 @@ KV_BYTES_PER_TOKEN = 2 * 2 * 2 * 64 * 2
 def engine(vllm_python: Path, tmp_path: Path) -> VllmEngine:
     module = ("-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}")
     return VllmEngine(
-        VllmLaunch(
+        ServerLaunch(
             command=(str(vllm_python), *module),
             arguments=("--distributed-executor-backend", "uni"),
             environment=ENVIRONMENT,

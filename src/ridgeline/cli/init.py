@@ -164,7 +164,7 @@ def study_text(
         lines += ["  # options that Ridgeline does not know; they are left out:"]
         lines += [f"  #   {one_line(option)}" for option in unknown]
     tries = _experiments(knobs, left_out or {}, fp8=fp8 and not quantised)
-    lines += ["", *tries, "", "repeats: 3"]
+    lines += ["", *tries, "", "repeats: 5"]
     return "\n".join(lines) + "\n"
 
 

@@ -28,7 +28,7 @@ class LivingEndpoint(Endpoint, Protocol):
 
 
 class Starter(Protocol):
-    """An Engine whose starts can be given up. Implementations: VllmEngine."""
+    """An Engine whose starts can be given up. Implementations: ServerEngine."""
 
     name: str
 

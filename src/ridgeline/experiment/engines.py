@@ -7,6 +7,7 @@ up side by side decides whether runs can be interleaved; see `arrange`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ridgeline.domain.errors import BadInput, RidgelineError, RunFailed, nearest
 from ridgeline.domain.knobs import Configuration
@@ -15,6 +16,9 @@ from ridgeline.engines.resident import KeepsEngines
 from ridgeline.experiment.plan import PlannedRun, file_name
 from ridgeline.store.run_directory import StoredRun
 from ridgeline.workload.study import ENGINES, ExperimentSpec, Study
+
+if TYPE_CHECKING:
+    from ridgeline.engines.started import Dialect
 
 COLD_FOLDER, LOG_FOLDER = "cold", "engines"
 COLD_NOTE = "cold: the first load of a fresh engine, kept for itself and never compared"
@@ -47,6 +51,11 @@ def engine_named(name: str) -> Engine:
         from ridgeline.engines.vllm import VllmEngine  # noqa: PLC0415
 
         return ResidentEngine(VllmEngine())
+    if name == "llamacpp":
+        from ridgeline.engines.llamacpp import LlamaCppEngine  # noqa: PLC0415
+        from ridgeline.engines.resident import ResidentEngine  # noqa: PLC0415
+
+        return ResidentEngine(LlamaCppEngine())
     if name in ENGINES:
         raise BadInput(
             f"Ridgeline cannot start {name} by itself yet",
@@ -94,15 +103,30 @@ def refusal(spec: ExperimentSpec) -> RidgelineError | None:
 
 def _check_installed(configuration: Configuration) -> None:
     """Here and not in `refusal`: a study file may be written on another machine than it runs on."""
-    if configuration.engine != "vllm":
+    dialect = dialect_of(configuration.engine)
+    if dialect is None:
         return
-    from ridgeline.engines.vllm import COMMAND, INSTALL_IT, missing_program  # noqa: PLC0415
+    from ridgeline.engines.started import missing_program  # noqa: PLC0415
 
     launch = configuration.launch
-    command = (launch.command if launch is not None else None) or COMMAND
+    command = (launch.command if launch is not None else None) or dialect.command()
     missing = missing_program(command, launch.environment if launch is not None else {})
     if missing is not None:
-        raise BadInput(f"there is no program {missing!r}", where="engine", fix=INSTALL_IT)
+        raise BadInput(f"there is no program {missing!r}", where="engine", fix=dialect.install)
+    dialect.arguments(configuration, port=1)  # knobs that this engine does not have
+
+
+def dialect_of(engine: str) -> "Dialect | None":
+    """How an engine that Ridgeline starts is spoken to; None for the others."""
+    if engine == "vllm":
+        from ridgeline.engines.vllm import VllmDialect  # noqa: PLC0415
+
+        return VllmDialect()
+    if engine == "llamacpp":
+        from ridgeline.engines.llamacpp import LlamaCppDialect  # noqa: PLC0415
+
+        return LlamaCppDialect()
+    return None
 
 
 def _check_spec(spec: ExperimentSpec) -> None:
@@ -212,7 +236,7 @@ class Engines:
 
     def order(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         """The runs in the order in which they are to be done; raises BadInput."""
-        ordered: list[PlannedRun] = []
+        arranged_runs: list[PlannedRun] = []
         for name in dict.fromkeys(run.configuration.engine for run in runs):
             mine = [run for run in runs if run.configuration.engine == name]
             engine = self._by_name[name] = self.engine_for(name)
@@ -225,8 +249,9 @@ class Engines:
                     logs=self.folder / LOG_FOLDER,
                 )
                 mine = list(arranged.runs)
-            ordered += mine
-        return ordered
+            arranged_runs += mine
+        # Engines of different kinds that are all up side by side are interleaved as planned.
+        return arranged_runs if self.in_blocks else list(runs)
 
     @property
     def in_blocks(self) -> bool:

@@ -238,6 +238,7 @@ def _experiment_json(experiment: ExperimentResult) -> dict[str, Any]:
                 "verdict": d.verdict,
                 "pairs": d.pairs,
                 "reason": d.reason,
+                "detectable": d.detectable,
             }
             for metric, d in experiment.against_baseline.items()
         },

@@ -33,6 +33,7 @@ from ridgeline.workload.study import EQUAL_WITHIN
 
 Comparison = Literal["clearly better", "clearly worse", "no clear difference"]
 LEVEL = 0.95
+POWER = 0.8
 FEWEST_PAIRS = 2
 ROUNDING = 1e-9  # a twin repeats itself exactly; what floating point adds is no difference
 
@@ -75,6 +76,8 @@ class Difference:
     more), for a metric of SHARES plain differences. None with a `reason` when not known.
 
     `reason` "equal within ..." stands beside an interval that is too close to zero to matter.
+    `detectable`: the relative change that as many pairs with as much noise would find in four of
+    five studies; None for shares and where there is no interval.
     """
 
     delta: float | None
@@ -83,6 +86,7 @@ class Difference:
     verdict: Comparison
     pairs: int
     reason: str | None = None
+    detectable: float | None = None
 
 
 def figure(summary: Summary, metric: str) -> float | None:
@@ -151,7 +155,8 @@ def _of_ratios(
     if max(map(abs, back)) <= max(equal_within, ROUNDING):
         reason = f"equal within {100 * equal_within:g} %"
         return Difference(delta, *back, "no clear difference", n, reason)
-    return Difference(delta, *back, _verdict(low, high, less_is_better), n)
+    verdict = _verdict(low, high, less_is_better)
+    return Difference(delta, *back, verdict, n, detectable=detectable(steps))
 
 
 def _of_shares(
@@ -227,11 +232,20 @@ def t_interval(values: Sequence[float]) -> tuple[float | None, float, float | No
     return mean - half, mean, mean + half
 
 
-def t_quantile(degrees: int) -> float:
-    """Student's t: the two-sided 95 % point."""
+def detectable(steps: Sequence[float]) -> float:
+    """Relative change that the t-test on such log ratios finds with POWER: the sum of two quantiles
+    of t times the standard error (the usual approximation of the noncentral t).
+    """
+    n = len(steps)
+    error = float(np.std(steps, ddof=1)) / math.sqrt(n)
+    return math.expm1((t_quantile(n - 1) + t_quantile(n - 1, POWER)) * error)
+
+
+def t_quantile(degrees: int, share: float = 0.5 + LEVEL / 2) -> float:
+    """Student's t below which the share lies; unless given, the two-sided 95 % point."""
     from scipy.special import stdtrit  # noqa: PLC0415  half a second to import
 
-    return float(stdtrit(degrees, 0.5 + LEVEL / 2))
+    return float(stdtrit(degrees, share))
 
 
 def merge(summaries: Sequence[Summary]) -> Summary:

@@ -13,6 +13,7 @@ from ridgeline.report.model import (
     TOKENS_PER_GPU,
     TTFT_INTENT_P95,
     TTFT_P95,
+    Difference,
     ExperimentRow,
     StudyReport,
 )
@@ -204,6 +205,14 @@ def missed(summary: Summary) -> list[str]:
             f"{' in its worst repeat' if repeats else ''}, limit {limit_figure(limit, limit.value)}"
         )
     return texts
+
+
+def comparison_words(difference: Difference) -> str:
+    """The verdict; where nothing is clear also how large a change would have been found."""
+    words: str = difference.verdict
+    if words == "no clear difference" and difference.detectable is not None:
+        words += f" (±{numbers.percent(difference.detectable)} would be found)"
+    return words
 
 
 def worst_repeats(summary: Summary, *, open_loop: bool) -> list[str]:

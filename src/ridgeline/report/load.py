@@ -152,7 +152,7 @@ def _row(
         void=experiment.summary is not None and experiment.void,
         failure=experiment.failure,
         against_baseline={
-            metric: Difference(d.delta, d.low, d.high, d.verdict, d.pairs, d.reason)
+            metric: Difference(d.delta, d.low, d.high, d.verdict, d.pairs, d.reason, d.detectable)
             for metric, d in experiment.against_baseline.items()
         },
         published=dict(published),

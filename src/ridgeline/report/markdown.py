@@ -12,6 +12,7 @@ from ridgeline.domain.means import known_mean
 from ridgeline.domain.summary import Interval
 from ridgeline.report import numbers
 from ridgeline.report.account import NOTE, account_table
+from ridgeline.report.figures import comparison_words
 from ridgeline.report.model import Difference, ExperimentRow, StudyReport
 from ridgeline.report.sentence import answer
 from ridgeline.store.run_directory import StoredRun
@@ -128,7 +129,7 @@ def _difference(found: Difference | None) -> str:
     if found is None or found.delta is None or found.low is None or found.high is None:
         return "not compared" if found is None else found.reason or "not compared"
     delta = numbers.percent(found.delta, signed=True)
-    return f"{delta} ({numbers.percent_range(found.low, found.high)}), {found.verdict}"
+    return f"{delta} ({numbers.percent_range(found.low, found.high)}), {comparison_words(found)}"
 
 
 def _findings(report: StudyReport) -> str:

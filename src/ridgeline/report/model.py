@@ -70,7 +70,8 @@ class Difference:
     """(experiment - baseline) / baseline with its 95 % interval, from paired runs.
 
     `low` and `high` are None when there are too few pairs; `reason` then says so. Beside an
-    interval `reason` says that it is too close to zero to matter.
+    interval `reason` says that it is too close to zero to matter. `detectable`: the relative
+    change that as many pairs with as much noise would find in four of five studies.
     """
 
     delta: float | None
@@ -79,6 +80,7 @@ class Difference:
     verdict: Comparison
     pairs: int | None = None
     reason: str | None = None
+    detectable: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

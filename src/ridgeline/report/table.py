@@ -9,6 +9,7 @@ from ridgeline.domain.summary import Summary
 from ridgeline.report import numbers
 from ridgeline.report.figures import (
     bounds,
+    comparison_words,
     latency_text,
     metric,
     missed,
@@ -242,7 +243,7 @@ def _word(difference: Difference, path: str) -> str:
     if difference.reason is not None:
         return difference.reason
     if path != COST or difference.verdict == "no clear difference":
-        return difference.verdict
+        return comparison_words(difference)
     return "clearly cheaper" if difference.verdict == "clearly better" else "clearly dearer"
 
 

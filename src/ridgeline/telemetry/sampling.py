@@ -179,6 +179,13 @@ _STORED = {
         for end in ("sum", "count")
     },
 }
+_STORED |= {  # llama.cpp's server
+    "llamacpp:requests_processing": "running",
+    "llamacpp:requests_deferred": "waiting",
+    "llamacpp:n_decode_total": "steps",
+    "llamacpp:prompt_tokens_total": "prompt_tokens",
+    "llamacpp:tokens_predicted_total": "generation_tokens",
+}
 _STORED |= {old: _STORED[new] for new in _STORED for old in OLD_NAMES.get(new, ())}
 # a name, labels (whose values are quoted: none of ours holds a brace), a number
 _LINE = re.compile(

@@ -65,6 +65,7 @@ def _study_result() -> dict[str, Any]:
             "verdict": comparison,
             "pairs": {"type": "integer"},
             "reason": maybe_text,
+            "detectable": maybe_number,
         }
     )
     repeat = _closed(

@@ -158,7 +158,7 @@ class Study:
     engine: str
     experiments: tuple[ExperimentSpec, ...]
     slo: Slo = field(default_factory=Slo)
-    repeats: int = 3
+    repeats: int = 5
     published: Published | None = None
     findings: tuple[Finding, ...] = ()
     text: str = ""

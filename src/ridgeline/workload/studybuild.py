@@ -13,6 +13,7 @@ from ridgeline.domain.knobs import Calibration, Configuration, Knobs, Launch
 from ridgeline.domain.slo import Slo
 from ridgeline.workload.calibrationfile import read_calibration
 from ridgeline.workload.gpufile import GPU_FILES, read_gpu
+from ridgeline.workload.otherengine import launch_change, model_at, on_its_engine
 from ridgeline.workload.study import (
     ExperimentSpec,
     Finding,
@@ -130,9 +131,7 @@ def _base_configuration(source: Source, part: StudyPart, folder: Path) -> Config
         raise source.error(("engine",), "engine: endpoint needs the key 'url'")
     if part.engine != "endpoint" and part.url is not None:
         raise source.error(("url",), f"url belongs to engine: endpoint, not to {part.engine}")
-    model = part.model
-    if model.startswith(("./", "../")):
-        model = str((folder / model).resolve())
+    model = model_at(part.model, folder)
     knobs = _knobs(part.baseline)
     start = Configuration(
         model, knobs, part.engine, part.engine_version, url=part.url, launch=_launch(source, part),
@@ -262,10 +261,11 @@ def _experiment(
         raise source.error(
             (*path, "set"), what, "start another server with them and give its url here"
         )
+    start = on_its_engine(source, base.configuration, study, index, folder)
     configuration = replace(
-        base.configuration,
-        knobs=base.configuration.knobs.with_changes(_given(part.set)),
-        url=part.url or base.configuration.url,
+        start,
+        knobs=start.knobs.with_changes(_given(part.set)),
+        url=part.url or start.url,
         routing=_routing(source, study.engine, part.routing, (*path, "routing"))
         or base.configuration.routing,
     )
@@ -281,15 +281,17 @@ def _experiment(
         here: Path_ = (*path, "workload")
         checked = _checked(WorkloadPart, merged, source, ("workload",), here)
         workload = build_workload(source, checked, here)
+    unshown: dict[str, Any] = {"knobs": Knobs(), "gpus": 0, "gpu_figures": None}
     change = ", ".join(
         filter(
             None,
             (
                 difference_text(base.configuration.knobs, configuration.knobs),
                 difference_text(
-                    replace(base.configuration, knobs=Knobs(), gpus=0, gpu_figures=None),
-                    replace(configuration, knobs=Knobs(), gpus=0, gpu_figures=None),
+                    replace(base.configuration, launch=None, **unshown),
+                    replace(configuration, launch=None, **unshown),
                 ),
+                launch_change(base.configuration, configuration),
                 difference_text(base.workload, workload),
             ),
         )

@@ -393,6 +393,20 @@ class ExperimentPart(Part):
     hardware: HardwarePart | None = Field(default=None, description="GPUs or price that differ")
     routing: Literal[ROUTINGS] | None = Field(default=None, description=ROUTING_HELP)  # type: ignore[valid-type]
     url: str | None = Field(default=None, description="another endpoint")
+    engine: Literal[ENGINES] | None = Field(  # type: ignore[valid-type]
+        default=None,
+        description="another engine, with no engine options but those of `set`: the baseline's are"
+        " of its own engine",
+    )
+    engine_version: str | None = Field(
+        default=None, description="another installation of the engine, started by its own launch"
+    )
+    model: str | None = Field(
+        default=None, min_length=1, description="the same model in the form that this engine reads"
+    )
+    launch: LaunchPart | None = Field(
+        default=None, description="how this one is started, where that differs from the study's"
+    )
     repeats: int | None = _amount(
         "runs of this experiment", "fewer repeats, where a difference is large or a run is long",
         default=None, ge=1, le=100,
@@ -463,7 +477,7 @@ class StudyPart(Part):
     baseline: KnobsPart | None = Field(default=None, description="engine options of the baseline")  # type: ignore[valid-type]
     baseline_name: str = Field("baseline", pattern=NAME)
     experiments: list[ExperimentPart] = Field(default_factory=list)
-    repeats: int = _amount("runs of each experiment", "repeats", default=3, ge=1, le=100)
+    repeats: int = _amount("runs of each experiment", "repeats", default=5, ge=1, le=100)
     equal_within: float = _amount(
         "share", "a difference that lies wholly inside it counts as none",
         default=EQUAL_WITHIN, ge=0, le=0.5,

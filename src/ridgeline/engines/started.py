@@ -1,0 +1,248 @@
+"""Engines that are server processes of ours: one per data-parallel replica, watched to the end.
+
+The start is over when a real completion came back, not when /health says 200. A start that fails
+is known within a second of the process's end, with its class and the engine's own words. What is
+particular to an engine is its `Dialect`; everything else is here, once.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from ridgeline.domain.errors import BadInput, RunFailed
+from ridgeline.domain.knobs import Configuration
+from ridgeline.engines.beside import Replica, StartedEndpoint, ended
+from ridgeline.engines.process import EngineProcess
+from ridgeline.telemetry.gpu import GpuSampler, open_nvml
+from ridgeline.workload.prompts import TokenFit
+
+HOST = "127.0.0.1"
+
+
+class Dialect(Protocol):
+    """What one engine's server is started with. Implementations: VllmDialect, LlamaCppDialect.
+
+    `install`: what to do when its program is not there. `environment`: for the server, beside ours.
+    """
+
+    name: str
+    install: str
+    environment: Mapping[str, str]
+
+    def command(self) -> tuple[str, ...]:
+        """The program and its first arguments; "{model}" stands for the model."""
+
+    def arguments(self, configuration: Configuration, port: int) -> list[str]:
+        """What follows the command: knobs, address, the name to serve under; raises BadInput."""
+
+    def read_start(self, log: str) -> dict[str, Any]:
+        """What the log of a start that went well tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLaunch:
+    """How to start a server where the configuration does not say it.
+
+    `command` is one argument a place; "{model}" stands for the model; None: the dialect's own.
+    `environment` is added to ours. `ready_s`: how long a start may take until a completion came
+    back (a first start compiles for minutes on a slow host).
+    """
+
+    command: tuple[str, ...] | None = None
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    log_folder: Path = Path("runs/engine-logs")
+    ready_s: float = 900.0
+    gpus: tuple[int, ...] | None = None  # which GPUs to use, in this order; None = from 0 on
+
+
+_ports_lock = threading.Lock()
+_ports_given: set[int] = set()
+
+
+def free_port() -> int:
+    """A port that nobody listens on, not even with SO_REUSEPORT (vLLM 0.21 sets that).
+
+    It is given once: engines that start side by side must not be given the same one.
+    """
+    with _ports_lock:
+        while True:
+            with socket.socket() as probe:
+                probe.bind((HOST, 0))
+                port: int = probe.getsockname()[1]
+            if port not in _ports_given:
+                _ports_given.add(port)
+                return port
+
+
+class ServerEngine:
+    """Starts a dialect's server for a configuration; see the Engine port."""
+
+    def __init__(self, dialect: Dialect, launch: ServerLaunch | None = None) -> None:
+        self.name = dialect.name
+        self._dialect = dialect
+        self._launch = launch or ServerLaunch()
+        self._abandoned = threading.Event()
+        self._fits: dict[tuple[str, str], TokenFit] = {}  # of all its servers, by model
+
+    def log_to(self, folder: Path) -> None:
+        """Write the logs of coming starts there."""
+        self._launch = replace(self._launch, log_folder=folder)
+
+    def abandon(self) -> None:
+        """Give up the starts that are going on in other threads; they end with RunFailed."""
+        self._abandoned.set()
+
+    @contextlib.contextmanager
+    def start(self, configuration: Configuration) -> Iterator[StartedEndpoint]:
+        """Start all replicas side by side; see Engine.start."""
+        launch = self._launch_of(configuration)
+        replicas: list[Replica] = []
+        try:
+            for number in range(configuration.knobs.data_parallel_size or 1):
+                replicas.append(_spawn(self._dialect, configuration, launch, number))
+            for replica in replicas:
+                self._wait_ready(replica, configuration.model, launch.ready_s)
+            from ridgeline.engines.endpoint import HttpEndpoint  # noqa: PLC0415  heavy
+
+            http_endpoint = HttpEndpoint(
+                [r.url for r in replicas],
+                model=configuration.model,
+                server={"engine": self.name, "replicas": [r.start for r in replicas]},
+                fits=self._fits,
+            )
+            yield StartedEndpoint(http_endpoint, replicas, _gpus(configuration))
+        finally:
+            for replica in replicas:
+                replica.process.stop()
+
+    def _launch_of(self, configuration: Configuration) -> ServerLaunch:
+        given = configuration.launch
+        if given is None:
+            return self._launch
+        return replace(
+            self._launch,
+            command=given.command or self._launch.command,
+            arguments=given.arguments,
+            environment=given.environment,
+            ready_s=given.ready_s,
+        )
+
+    def _wait_ready(self, replica: Replica, model: str, limit_s: float) -> None:
+        """Return once a completion came back; raises RunFailed with class and cause."""
+        deadline = replica.process.started_s + limit_s
+        healthy_s: float | None = None
+        while time.monotonic() < deadline:
+            code = replica.process.poll()
+            if code is not None:
+                raise ended(replica, code, "before it was ready")
+            if self._abandoned.is_set():
+                raise RunFailed("the start was given up", where=str(replica.process.log))
+            if healthy_s is None and _get(replica.url, "/health") == 200:
+                healthy_s = time.monotonic() - replica.process.started_s
+            if healthy_s is not None and _complete(replica.url, model, deadline - time.monotonic()):
+                log = replica.process.log_text()
+                replica.start = {
+                    "healthy_s": round(healthy_s, 3),
+                    "ready_s": round(time.monotonic() - replica.process.started_s, 3),
+                    **self._dialect.read_start(log),
+                }
+                return
+            time.sleep(0.1)
+        error = RunFailed(
+            f"hung: {self.name} gave no completion within {limit_s:g} s",
+            where=str(replica.process.log),
+            fix="see the log, or allow a longer start",
+        )
+        error.failure_class = "hung"  # type: ignore[attr-defined]
+        raise error
+
+
+def missing_program(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """The program of a launch command when it is not on this machine, else None."""
+    found = shutil.which(command[0], path=environment.get("PATH"))
+    return command[0] if found is None else None
+
+
+def _spawn(
+    dialect: Dialect, configuration: Configuration, launch: ServerLaunch, number: int
+) -> Replica:
+    port = free_port()
+    program = launch.command or dialect.command()
+    command = [part.replace("{model}", configuration.model) for part in program]
+    command += [*dialect.arguments(configuration, port), *launch.arguments]
+    missing = missing_program(program, launch.environment)
+    if missing is not None:
+        what = f"there is no program {missing!r}"
+        raise RunFailed(what, where=f"engine {dialect.name}", fix=dialect.install)
+    log = launch.log_folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{port}.log"
+    environment = {**dialect.environment, **launch.environment}
+    if configuration.gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(_devices(configuration, launch, number))
+    process = EngineProcess(command, log, environment)
+    return Replica(process, f"http://{HOST}:{port}")
+
+
+def _devices(configuration: Configuration, launch: ServerLaunch, number: int) -> list[str]:
+    """The GPUs of one replica."""
+    knobs = configuration.knobs
+    per_replica = (knobs.tensor_parallel_size or 1) * (knobs.pipeline_parallel_size or 1)
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names: list[str] = (
+        [str(g) for g in launch.gpus]
+        if launch.gpus is not None
+        else listed.split(",")
+        if listed
+        else [str(g) for g in range(knobs.gpus)]
+    )
+    mine = names[number * per_replica : (number + 1) * per_replica]
+    if len(mine) < per_replica:
+        raise BadInput(
+            f"the configuration needs {knobs.gpus} GPUs, {len(names)} are to be used",
+            where="hardware",
+            fix="lower data_parallel_size or tensor_parallel_size",
+        )
+    return mine
+
+
+def _gpus(configuration: Configuration) -> tuple[GpuSampler, range] | None:
+    """The sampler and the GPUs used (places in the list of visible ones); None without a driver."""
+    if configuration.gpu is None:
+        return None
+    sampler = open_nvml()
+    return None if sampler is None else (sampler, range(configuration.knobs.gpus))
+
+
+def _get(url: str, path: str) -> int | None:
+    """Status of a GET, None when nothing answers."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def _complete(url: str, model: str, limit_s: float) -> bool:
+    """True when one real token came back: a hung engine answers /health too."""
+    body = json.dumps({"model": model, "prompt": "ready?", "max_tokens": 1})
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=max(limit_s, 0.1))
+    try:
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
