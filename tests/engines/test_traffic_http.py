@@ -1,6 +1,7 @@
 """Sessions and classes on a real socket: what is in the bodies, what is in the records."""
 
 import itertools
+import json
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from ridgeline.domain.errors import BadInput
 from ridgeline.domain.records import MemorySink, RequestRecord
 from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.workload import (
@@ -15,6 +17,7 @@ from ridgeline.domain.workload import (
     Lengths,
     Outputs,
     Prompts,
+    RequestOptions,
     Sessions,
     SharedPrefix,
     TrafficClass,
@@ -26,12 +29,14 @@ from ridgeline.workload.schedule import draw_schedule
 from support.mock_server import (
     DONE,
     MockServer,
+    Pages,
     Script,
     Served,
     chunk_value,
     event,
     finish,
     models_page,
+    page,
     stream,
     text,
     usage,
@@ -166,3 +171,91 @@ def test_every_request_names_its_class_and_carries_its_priority() -> None:
     assert sent == wanted
     for record in records:
         assert record.planned_output_tokens == (9 if record.traffic_class == "chat" else 40)
+
+
+def test_options_are_in_every_request_and_the_key_is_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RIDGELINE_API_KEY", "sk-1234567890")
+    options = RequestOptions(
+        {"temperature": 0.5, "stop": ["END"]}, {"guided_regex": "é+"}, {"X-Tenant": "blue"}
+    )
+    workload = Workload(
+        Arrivals(users=1), Prompts(Lengths(40)), Outputs(Lengths(9)), duration_s=9, warmup_s=0,
+        requests=3, options=options,
+    )  # fmt: skip
+    heads: list[bytes] = []
+
+    class Watching(Talker):
+        def __call__(self, served: Served, number: int) -> Script:
+            heads.append(served.head)
+            return super().__call__(served, number)
+
+    talker, records = talk("chat", workload, Watching())
+    for body in talker.asked:
+        assert body["temperature"] == 0.5
+        assert body["stop"] == ["END"]
+        assert body["guided_regex"] == "é+"
+    assert all(b"\r\nX-Tenant: blue\r\n" in head for head in heads)
+    assert all(b"Authorization: Bearer sk-1234567890" in head for head in heads)
+    assert "sk-1234567890" not in repr((records, workload))
+
+
+def test_token_ids_are_exactly_as_many_as_planned_and_fresh() -> None:
+    ids = list(range(1000, 1256))
+
+    def tokenize(served: Served) -> Script:
+        words = served.json()["prompt"].split()
+        return page(200, "application/json", json.dumps(
+            {"count": len(words), "tokens": ids[: len(words)], "max_model_len": 9}
+        ).encode())  # fmt: skip
+
+    class Ids(Talker):
+        def __call__(self, served: Served, number: int) -> Script:
+            body = served.json()
+            self.asked.append(body)
+            end = finish("length") + usage(len(body["prompt"]), 1) + DONE
+            return stream([(0, text()), (0, end)])
+
+    workload = Workload(
+        Arrivals(users=2), Prompts(Lengths(300, 0.9), SharedPrefix(50, 2)), Outputs(Lengths(9)),
+        duration_s=60, warmup_s=0, requests=40, token_ids=True,
+    )  # fmt: skip
+    server, sink = Ids(), MemorySink()
+    pages: Pages = {"/v1/models": models_page("m"), "/tokenize": tokenize}
+    with MockServer(server, pages) as mock:
+        plan = DrivePlan(draw_schedule(workload), "salt", "completions")
+        HttpEndpoint(mock.url).drive(plan, sink, SilentWatch())
+    sent = [body["prompt"] for body in server.asked if isinstance(body["prompt"], list)]
+    assert len(sent) >= 40
+    assert all(r.prompt_tokens == r.planned_prompt_tokens for r in sink.requests)
+    assert {i for prompt in sent for i in prompt} <= set(ids)
+    assert len({tuple(p[:50]) for p in sent[-40:]}) == 2  # two groups share 50 tokens
+    assert len({tuple(p[:58]) for p in sent[-40:]}) == 40
+    with (
+        MockServer(Ids(), {"/v1/models": models_page("m")}) as mock,
+        pytest.raises(BadInput, match="does not tell token ids"),
+    ):
+        HttpEndpoint(mock.url).drive(plan, MemorySink(), SilentWatch())
+
+
+def test_a_fixed_salt_sends_the_same_prompts_and_a_fresh_one_never(tmp_path: Path) -> None:
+    from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415
+    from ridgeline.engines.endpoint import EndpointEngine  # noqa: PLC0415
+    from ridgeline.experiment.plan import Plan, PlannedExperiment, plan_runs  # noqa: PLC0415
+    from ridgeline.experiment.protocol import carry_out  # noqa: PLC0415
+
+    def prompts(salt: str | None, folder: str) -> list[str]:
+        workload = Workload(
+            Arrivals(users=1), Prompts(Lengths(40)), Outputs(Lengths(9)), duration_s=9, warmup_s=0,
+            requests=5, salt=salt,
+        )  # fmt: skip
+        talker = Talker()
+        with MockServer(talker, {"/v1/models": models_page("m")}) as mock:
+            configuration = Configuration("m", Knobs(), "endpoint", url=mock.url)
+            plan = Plan("p", "bench", None, (PlannedExperiment("e", configuration, workload),))
+            carry_out(plan_runs(plan)[0], tmp_path / folder, EndpointEngine(), SilentWatch())
+        return [str(body["messages"]) for body in talker.asked][-5:]
+
+    assert prompts("pinned", "a") == prompts("pinned", "b")
+    assert not set(prompts(None, "c")) & set(prompts(None, "d"))

@@ -188,6 +188,30 @@ def bench(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Ask for exactly as many output tokens.")
     ] = False,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="T", help="Sampling parameter, as the API has it.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(metavar="P", help="Sampling parameter.")] = None,
+    top_k: Annotated[int | None, typer.Option(metavar="K", help="Sampling parameter.")] = None,
+    sampling_seed: Annotated[
+        int | None, typer.Option(metavar="N", help="The server's own seed, sent as `seed`.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Text that ends a reply. Repeat it.")
+    ] = None,
+    extra_body: Annotated[
+        str, typer.Option(metavar="JSON", help="More fields of every request's body.")
+    ] = "",
+    header: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="A header of every request; no secrets. Repeat it."),
+    ] = None,
+    salt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The same prompts again [fresh in each run].")
+    ] = None,
+    token_ids: Annotated[
+        bool, typer.Option("--token-ids", help="Send completions token ids, exactly as planned.")
+    ] = False,
     seed: Annotated[
         int,
         typer.Option(metavar="N", min=0, max=(1 << 63) - 1, help="Seed of arrivals, lengths."),
@@ -258,10 +282,21 @@ def bench(
     """
     from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415  --help is quick
     from ridgeline.domain.slo import parse_slo  # noqa: PLC0415
-    from ridgeline.domain.workload import Lengths, Outputs, Prompts, Sessions  # noqa: PLC0415
+    from ridgeline.domain.workload import (  # noqa: PLC0415
+        Lengths,
+        Outputs,
+        Prompts,
+        RequestOptions,
+        Sessions,
+    )
     from ridgeline.engines.endpoint import EndpointEngine, HttpEndpoint  # noqa: PLC0415
     from ridgeline.experiment.plan import Plan, PlannedExperiment  # noqa: PLC0415
     from ridgeline.load.limits import ensure_open_files  # noqa: PLC0415
+    from ridgeline.workload.requestoptions import (  # noqa: PLC0415
+        check_sampling,
+        parse_extra_body,
+        parse_headers,
+    )
 
     limits = parse_slo(slo)
     times = {
@@ -304,7 +339,18 @@ def bench(
         requests=requests,
         seed=seed,
     )
-    workload = replace(workload, client=client)
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k,
+                "seed": sampling_seed, "stop": stop or None}  # fmt: skip
+    options = RequestOptions(
+        check_sampling({k: v for k, v in sampling.items() if v is not None}, "bench"),
+        parse_extra_body(extra_body or "{}", "--extra-body"),
+        parse_headers(header or [], "--header"),
+    )
+    if token_ids and (endpoint is not EndpointKind.COMPLETIONS or turns is not None):
+        raise BadInput("--token-ids goes with --endpoint completions, and not with --turns")
+    workload = replace(
+        workload, client=client, options=options, salt=salt or None, token_ids=token_ids
+    )
     info = HttpEndpoint(urls, model=model).info()
     configuration = Configuration(
         model=info.model,

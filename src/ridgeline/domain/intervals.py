@@ -239,10 +239,10 @@ def _around(estimate: float, draws: Floats, cut: Blocks, n: int) -> Interval:
     The spread is taken as a ratio to the middle of the draws, so that the grid of the histogram
     cancels out and a latency's interval stays above zero.
     """
-    if estimate <= 0:
-        low, high = np.percentile(draws, [2.5, 97.5])
-        return Interval(min(estimate, float(low)), max(estimate, float(high)), n)
-    low, middle, high = np.log(np.percentile(draws, [2.5, 50, 97.5]))
+    drawn = np.percentile(draws, [2.5, 50, 97.5])
+    if estimate <= 0 or drawn.min() <= 0:  # gaps of no length: there is no ratio
+        return Interval(min(estimate, float(drawn[0])), max(estimate, float(drawn[2])), n)
+    low, middle, high = np.log(drawn)
     widen = _widening(cut)
     return Interval(
         estimate * float(np.exp((low - middle) * widen)),

@@ -1,7 +1,8 @@
 """What traffic a run offers: arrivals, prompts and output lengths, as plain values."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ridgeline.domain.slo import Slo
 
@@ -225,6 +226,19 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What goes with every request besides its prompt. None of it may hold a secret.
+
+    sampling: parameters of the API by name. extra_body: more fields of the body. headers: more
+    headers.
+    """
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """One complete offered load. Times in seconds.
 
@@ -236,7 +250,8 @@ class Workload:
     classes: every request is drawn from one of them, and `prompts` and `outputs` are not used. A
     stepped load warms up at its first step, and duration_s is as long as all steps. sessions: an
     arrival is that of a session, and a user has one session after another; prompt lengths are those
-    of the new part of each turn.
+    of the new part of each turn. salt: what makes prompts fresh; None: another one in every run.
+    token_ids: completions are asked for token ids, not for texts.
     """
 
     arrivals: Arrivals
@@ -250,6 +265,9 @@ class Workload:
     classes: tuple[TrafficClass, ...] = ()
     sessions: Sessions | None = None
     client: Client = Client()
+    options: RequestOptions = field(default_factory=RequestOptions)
+    salt: str | None = None
+    token_ids: bool = False
 
     @property
     def least_warmup_s(self) -> float:

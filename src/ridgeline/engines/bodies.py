@@ -19,12 +19,15 @@ class Bodies:
     def __init__(self, workload: Workload, endpoint: str, model: str, maker: PromptMaker) -> None:
         self._maker = maker
         self._chat = endpoint == "chat"
+        self._ids = maker.vocabulary is not None
+        options = workload.options
+        extra = {**options.sampling, **options.extra_body}
         self._forms = [
             RequestForm(
                 endpoint,
                 model,
                 ignore_eos=kind.outputs.ignore_eos,
-                extra=None if kind.priority is None else {"priority": kind.priority},
+                extra=extra if kind.priority is None else {**extra, "priority": kind.priority},
             )
             for kind in workload.kinds
         ]
@@ -38,6 +41,8 @@ class Bodies:
         """The body of one request, in pieces to be sent one after another."""
         form = self._forms[planned.traffic_class or 0]
         text = self._text(identity, planned.own_tokens, planned.prefix if not planned.past else ())
+        if self._ids:
+            return form.payload([b"[", text, b"]"], planned.output_tokens)
         if not planned.past:
             return form.parts(text, planned.output_tokens)
         said = [

@@ -111,9 +111,12 @@ def unexpected_cache_hits(e: Evidence) -> Iterator[Doubt]:
     declared = min(1.0, (shared + max(0.0, float(overhead))) / whole)
     rate = _hit_rate(e)
     if rate is not None and rate > declared + CACHE_SHARE:
+        fixed = e.workload.salt is not None
+        why = "; its salt is fixed, so an earlier run may have sent the same prompts"
         yield Doubt(
             f"prefix cache: {rate:.0%} of the prompt tokens were hits, the workload declares"
-            f" {declared:.0%} shared"
+            f" {declared:.0%} shared{why if fixed else ''}",
+            void=not fixed,
         )
 
 

@@ -142,6 +142,11 @@ def _check_spec(spec: ExperimentSpec) -> None:
     except RunFailed:
         return
     longest = workload.longest
+    refused = {"extra_body": workload.options.extra_body, "headers": workload.options.headers,
+               "sampling.stop": workload.options.sampling.get("stop")}  # fmt: skip
+    for name, given in refused.items():
+        if given:
+            raise BadInput(f"the twin does not know {name}", where="workload", fix="leave it out")
     if longest > limit:
         raise BadInput(
             f"prompt and output of up to {longest} tokens do not fit into {limit}",

@@ -82,6 +82,7 @@ def plan_of(study: Study) -> Plan:
         ),
         slo=study.slo,
         repeats=study.repeats,
+        endpoint=study.api,
     )
 
 

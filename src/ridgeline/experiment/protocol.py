@@ -89,7 +89,8 @@ def carry_out(
 
 def _meta(run: PlannedRun) -> RunMeta:
     # A fresh salt for every try: prompts of an earlier one may still sit in a prefix cache.
-    salt = run.run_id if run.configuration.engine == "twin" else secrets.token_hex(6)
+    fresh = run.run_id if run.configuration.engine == "twin" else secrets.token_hex(6)
+    salt = run.workload.salt or fresh
     return RunMeta(
         run_id=run.run_id,
         study=run.study,

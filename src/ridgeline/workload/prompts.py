@@ -33,7 +33,6 @@ WORDS = tuple(
     turn money full road early open light keep along half door book read town wall move real north
     """.split()  # noqa: SIM905 (a column of 256 quoted words would be unreadable)
 )
-_ENCODED = tuple(word.encode() for word in WORDS)
 # Tokens that one of these short words can cost. Characters as tokens make about 5; below, whole
 # phrases would have to be one token, or the count is not of this prompt.
 LEAST_PER_WORD, MOST_PER_WORD = 0.1, 20.0
@@ -111,10 +110,25 @@ class PromptMaker:
     a bijection of the request's identity, keyed by the salt, chooses the first eight words. A
     shared prefix is salted too, and is the same for all requests of its group. The words after
     the beginning are a stretch of one long random text of the workload's seed, so a prompt of
-    32 000 tokens costs a copy.
+    32 000 tokens costs a copy. vocabulary: 256 token ids in place of the words; a prompt then is
+    the inside of a JSON list of ids, of exactly the length that is asked for.
     """
 
-    def __init__(self, workload: Workload, salt: str, fit: TokenFit | None = None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        salt: str,
+        fit: TokenFit | None = None,
+        vocabulary: Sequence[int] | None = None,
+    ) -> None:
+        assert vocabulary is None or len(vocabulary) == len(WORDS)
+        self.vocabulary = vocabulary
+        self._words, self._joint = WORDS, " "
+        if vocabulary is not None:
+            self._words, self._joint = tuple(map(str, vocabulary)), ", "
+            fit = None
+        self._heads = tuple(word.encode() for word in self._words)
+        self._blank = self._joint.encode()
         self.fit = fit if fit is not None else TokenFit()
         self._salt = salt
         self._key = self._number(f"request:{salt}")
@@ -131,9 +145,10 @@ class PromptMaker:
 
     def _fill(self, rng: np.random.Generator, words: int) -> None:
         """Make the long text and note where each word starts."""
-        pieces = [WORDS[i] for i in rng.integers(0, len(WORDS), size=words)]
-        lengths = np.fromiter((len(w) + 1 for w in pieces), dtype=np.int64, count=words)
-        self._filler = (" " + " ".join(pieces)).encode()
+        pieces = [self._words[i] for i in rng.integers(0, len(WORDS), size=words)]
+        joint = len(self._joint)
+        lengths = np.fromiter((len(w) + joint for w in pieces), dtype=np.int64, count=words)
+        self._filler = (self._joint + self._joint.join(pieces)).encode()
         self._starts = [0, *np.cumsum(lengths).tolist()]
         if self._costs is not None:
             costs = np.array([self._costs[word] for word in pieces])
@@ -142,8 +157,9 @@ class PromptMaker:
 
     def _stretch(self, number: int, words: int) -> bytes:
         """`words` words, the first eight of them spelling `number`."""
-        head = [_ENCODED[byte] for byte in number.to_bytes(8, "big")[: min(words, HEAD_WORDS)]]
-        parts = [b" ".join(head)]
+        spelled = number.to_bytes(8, "big")[: min(words, HEAD_WORDS)]
+        head = [self._heads[byte] for byte in spelled]
+        parts = [self._blank.join(head)]
         rest, starts, last = words - len(head), self._starts, len(self._starts) - 1
         first = number % last
         while rest > 0:
@@ -195,7 +211,7 @@ class PromptMaker:
             tokens += segment.tokens
             wanted = round(tokens / self.fit.tokens_per_word) - used
             if wanted > 0:
-                parts += [self._segment(segment.key, wanted), b" "]
+                parts += [self._segment(segment.key, wanted), self._blank]
                 used += wanted
         parts.append(self._stretch(own, max(1, words - used)))
         return b"".join(parts)

@@ -151,6 +151,7 @@ class Study:
     """A whole study. The baseline is the first of `experiments`; `text` is the file as given.
 
     equal_within: a relative difference whose whole interval lies inside it counts as none.
+    api: chat or completions.
     """
 
     name: str
@@ -163,6 +164,7 @@ class Study:
     findings: tuple[Finding, ...] = ()
     text: str = ""
     equal_within: float = EQUAL_WITHIN
+    api: str = "chat"
 
     @property
     def baseline(self) -> ExperimentSpec:

@@ -44,6 +44,13 @@ def build_study(source: Source, text: str, folder: Path) -> Study:
     """Check a parsed file and build the study. Raises BadInput naming line and key."""
     part = _checked(StudyPart, source.body, source, ())
     names = _unique_names(source, part)
+    as_ids = part.workload.prompts is not None and part.workload.prompts.as_ == "token_ids"
+    if as_ids and part.api != "completions":
+        what = "token ids can only be sent to completions"
+        raise source.error(("workload", "prompts", "as"), what, "add api: completions")
+    if as_ids and part.workload.sessions is not None:
+        what = "a session's next turn carries the reply's text: it cannot be sent as token ids"
+        raise source.error(("workload", "prompts", "as"), what)
     base = ExperimentSpec(
         part.baseline_name,
         "baseline",
@@ -69,6 +76,7 @@ def build_study(source: Source, text: str, folder: Path) -> Study:
         findings=findings,
         text=text,
         equal_within=part.equal_within,
+        api=part.api,
     )
 
 

@@ -168,6 +168,11 @@ class SharedPrefixPart(Part):
 class PromptsPart(Part):
     """Prompts: their own part, and what they share."""
 
+    as_: Literal["text", "token_ids"] | None = Field(
+        default=None, alias="as",
+        description="token_ids: completions are asked for token ids, exactly as many as planned",
+    )  # fmt: skip
+
     dataset: Literal["synthetic"] = Field("synthetic", description="where the texts come from")
     tokens: _widened(LengthsPart, "mean") | None = None  # type: ignore[valid-type]
     shared_prefix: SharedPrefixPart | None = None
@@ -241,6 +246,19 @@ class WorkloadPart(Part):
         description="kinds of requests by name, each with its own figures and limits",
     )  # fmt: skip
     sessions: SessionsPart | None = None
+    sampling: dict[str, Any] | None = Field(
+        default=None, description="temperature, top_p, top_k, min_p, seed, stop, penalties"
+    )
+    extra_body: dict[str, Any] | None = Field(
+        default=None, description="more fields of every request's body"
+    )
+    headers: dict[str, str] | None = Field(
+        default=None, description="more headers of every request; none may hold a secret"
+    )
+    salt: str | None = Field(
+        default=None, min_length=1, max_length=200,
+        description="the same prompts in every run; unless given, each run's are fresh",
+    )  # fmt: skip
     duration_s: float | None = _amount("seconds", "length of the window; 90 unless given; that of"
                                        " all steps together for a stepped load",
                                        default=None, gt=0, le=DAY_S)  # fmt: skip
@@ -474,6 +492,7 @@ class StudyPart(Part):
     twin: TwinPart | None = None
     workload: WorkloadPart
     slo: SloPart | None = None  # type: ignore[valid-type]
+    api: Literal["chat", "completions"] = Field("chat", description="part of the API that is asked")
     baseline: KnobsPart | None = Field(default=None, description="engine options of the baseline")  # type: ignore[valid-type]
     baseline_name: str = Field("baseline", pattern=NAME)
     experiments: list[ExperimentPart] = Field(default_factory=list)

@@ -1,6 +1,8 @@
 """From the checked workload of a study file to the frozen `Workload`; checks between its keys."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -16,6 +18,7 @@ from ridgeline.domain.workload import (
     LoadStep,
     Outputs,
     Prompts,
+    RequestOptions,
     Sessions,
     SharedPrefix,
     Timeouts,
@@ -23,6 +26,7 @@ from ridgeline.domain.workload import (
     TrafficClass,
     Workload,
 )
+from ridgeline.workload.requestoptions import check_extra_body, check_headers, check_sampling
 from ridgeline.workload.studyfile import Path_, Source
 from ridgeline.workload.studymodel import (
     ArrivalsPart,
@@ -62,6 +66,9 @@ def build_workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
         classes=_classes(source, part, path, prompts, outputs),
         sessions=_sessions(source, part.sessions, (*path, "sessions")),
         client=_client(part.client),
+        options=_options(source, part, path),
+        salt=part.salt,
+        token_ids=part.prompts is not None and part.prompts.as_ == "token_ids",
     )
 
 
@@ -105,6 +112,20 @@ def _duration(source: Source, part: WorkloadPart, arrivals: Arrivals, path: Path
     return math.fsum(step.for_s for step in arrivals.steps)
 
 
+def _options(source: Source, part: WorkloadPart, path: Path_) -> RequestOptions:
+    """What goes with every request."""
+    checks: dict[str, Callable[[Any], Any]] = {
+        "sampling": check_sampling, "extra_body": check_extra_body, "headers": check_headers,
+    }  # fmt: skip
+    found = {}
+    for key, check in checks.items():
+        try:
+            found[key] = check(getattr(part, key) or {})
+        except BadInput as error:
+            raise source.error((*path, key), f"{key}: {error.what}", error.fix) from None
+    return RequestOptions(**found)
+
+
 def _warmup_s(source: Source, part: WorkloadPart, path: Path_, arrivals: Arrivals) -> float:
     """The warm-up, or the most that an automatic one may take."""
     if part.warmup_s is None:
@@ -141,6 +162,10 @@ def _classes(
     """The classes; what one does not say is the workload's own."""
     parts: dict[str, ClassPart] = part.classes or {}
     here = (*path, "classes")
+    for name, one in parts.items():
+        if one.prompts is not None and one.prompts.as_ is not None:
+            what = "'as' holds for all requests"
+            raise source.error((*here, name, "prompts", "as"), what, "put it into workload.prompts")
     total = math.fsum(one.share for one in parts.values())
     if parts and abs(total - 1) > SHARES_SLACK:
         raise source.error(here, f"the shares of the classes make {total:g}, not 1")
