@@ -14,6 +14,7 @@ from ridgeline.domain.records import MemorySink, RequestRecord
 from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.workload import (
     Arrivals,
+    Images,
     Lengths,
     Outputs,
     Prompts,
@@ -25,6 +26,7 @@ from ridgeline.domain.workload import (
 )
 from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.endpoint import HttpEndpoint
+from ridgeline.workload.promptfiles import open_prompts
 from ridgeline.workload.schedule import draw_schedule
 from support.mock_server import (
     DONE,
@@ -259,3 +261,54 @@ def test_a_fixed_salt_sends_the_same_prompts_and_a_fresh_one_never(tmp_path: Pat
 
     assert prompts("pinned", "a") == prompts("pinned", "b")
     assert not set(prompts(None, "c")) & set(prompts(None, "d"))
+
+
+def test_a_file_and_images_in_the_bodies(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    rows = [
+        {"messages": [{"role": "system", "content": 'be "short"'},
+                      {"role": "user", "content": f"question é {i}\n"},
+                      {"role": "assistant", "content": "well"}], "output_tokens": 3 + i}
+        for i in range(4)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    class Server(Talker):
+        def __call__(self, served: Served, number: int) -> Script:
+            self.asked.append(served.json())
+            return stream([(0, text()), (0, finish("length") + usage(50, 1) + DONE)])
+
+    def asked(prompts: Prompts, endpoint: str) -> tuple[list[dict[str, object]], str]:
+        workload = Workload(Arrivals(users=1), prompts, Outputs(Lengths(9)), duration_s=60,
+                            warmup_s=0, requests=8)  # fmt: skip
+        server, sink = Server(), MemorySink()
+        with MockServer(server, {"/v1/models": models_page("m")}) as mock:
+            plan = DrivePlan(draw_schedule(workload), "salt", endpoint)
+            facts = HttpEndpoint(mock.url).drive(plan, sink, SilentWatch())
+        return server.asked[facts.extra_requests :], " ".join(facts.notes)
+
+    file = open_prompts(path)
+    bodies, notes = asked(Prompts(file=file), "chat")
+    assert "each prompt of p.jsonl (4 rows) was sent 2 times" in notes
+    assert len(bodies) == 8
+    for body in bodies:
+        system, user, reply = body["messages"]  # type: ignore[misc]
+        assert (system["content"], reply["content"]) == ('be "short"', "well")
+        words = user["content"].split(" ")
+        number = int(words[-1])
+        assert " ".join(words[8:]) == f"question é {number}\n"  # after eight words of its own
+        assert body["max_tokens"] == 3 + number
+    assert len({str(b["messages"]) for b in bodies}) == 8
+    plain, _ = asked(Prompts(file=open_prompts(path, salted=False)), "chat")
+    assert {json.dumps(b["messages"]) for b in plain} == {json.dumps(r["messages"]) for r in rows}
+    texts, _ = asked(Prompts(file=open_prompts(path, salted=False)), "completions")
+    assert 'be "short"\n\nquestion é 0\n\n\nwell' in {b["prompt"] for b in texts}
+    pictured, _ = asked(Prompts(file=file, images=Images(2, 8, 8)), "chat")
+    (_, user, reply) = pictured[0]["messages"]  # type: ignore[misc]
+    assert [part["type"] for part in user["content"]] == ["text", "image_url", "image_url"]
+    assert reply["content"] == "well"
+    made, _ = asked(Prompts(Lengths(30), images=Images(1, 8, 8)), "chat")
+    (message,) = made[0]["messages"]  # type: ignore[misc]
+    assert message["content"][0]["text"].split()
+    urls = {b["messages"][0]["content"][1]["image_url"]["url"] for b in made}  # type: ignore[index]
+    assert len(urls) == 8

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ridgeline.cli.clientoptions import LONGEST_TIME_S, client_of, routing_of
-from ridgeline.cli.loadoptions import LoadOptions, arrivals_of, classes_of
+from ridgeline.cli.loadoptions import LoadOptions, arrivals_of, classes_of, images_of
 from ridgeline.cli.output import (
     GATE_FAILED,
     INTERRUPTED,
@@ -71,6 +71,14 @@ class TraceFormat(enum.StrEnum):
     AZURE = "azure"
     BURSTGPT = "burstgpt"
     RECORDS = "records"
+
+
+class PromptFormat(enum.StrEnum):
+    """How a file of prompts is written."""
+
+    TEXT = "text"
+    JSONL = "jsonl"
+    SHAREGPT = "sharegpt"
 
 
 class Process(enum.StrEnum):
@@ -188,6 +196,19 @@ def bench(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Ask for exactly as many output tokens.")
     ] = False,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Prompts from lines, JSONL or ShareGPT conversations."),
+    ] = None,
+    prompt_format: Annotated[
+        PromptFormat | None, typer.Option(help="How it is read [told by its beginning].")
+    ] = None,
+    unsalted: Annotated[
+        bool, typer.Option("--unsalted", help="Send the texts of --prompt-file as they are.")
+    ] = False,
+    images: Annotated[
+        str, typer.Option(metavar="N:WxH", help="N images of W x H pixels in each prompt (chat).")
+    ] = "",
     temperature: Annotated[
         float | None, typer.Option(metavar="T", help="Sampling parameter, as the API has it.")
     ] = None,
@@ -292,6 +313,7 @@ def bench(
     from ridgeline.engines.endpoint import EndpointEngine, HttpEndpoint  # noqa: PLC0415
     from ridgeline.experiment.plan import Plan, PlannedExperiment  # noqa: PLC0415
     from ridgeline.load.limits import ensure_open_files  # noqa: PLC0415
+    from ridgeline.workload.promptfiles import open_prompts  # noqa: PLC0415
     from ridgeline.workload.requestoptions import (  # noqa: PLC0415
         check_sampling,
         parse_extra_body,
@@ -326,7 +348,12 @@ def bench(
         ensure_json_target(str(export_vllm), folder, option="--export-vllm")
     ensure_folder_target(folder)
     ensure_open_files(arrivals.peak_users or 0)  # before a schedule of so many users is drawn
-    prompts = Prompts(Lengths(prompt_tokens, spread))
+    prompts = Prompts(Lengths(prompt_tokens, spread), images=images_of(images))
+    if prompt_file is not None:
+        file = open_prompts(prompt_file.resolve(), prompt_format, salted=not unsalted)
+        prompts = replace(prompts, file=file)
+    if (prompts.images or prompts.file) and turns is not None:
+        raise BadInput("--turns goes with neither --prompt-file nor --images")
     outputs = Outputs(Lengths(output_tokens, spread), ignore_eos)
     workload = _workload(
         arrivals,

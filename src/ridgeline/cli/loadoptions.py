@@ -1,6 +1,7 @@
 """The load that `ridgeline bench` offers, from its options; mistakes are named by their option."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,15 @@ from typing import TYPE_CHECKING
 from ridgeline.domain.errors import BadInput, nearest
 
 if TYPE_CHECKING:
-    from ridgeline.domain.workload import Arrivals, LoadStep, Outputs, Prompts, Trace, TrafficClass
+    from ridgeline.domain.workload import (
+        Arrivals,
+        Images,
+        LoadStep,
+        Outputs,
+        Prompts,
+        Trace,
+        TrafficClass,
+    )
 
 # The upper ends of a study file hold here too.
 MOST_USERS, MOST_TOKENS = 100_000, 10_000_000
@@ -150,6 +159,21 @@ def _steps(text: str, where: str) -> "tuple[LoadStep, ...]":
             _check_rate(rate, where)
             steps.append(LoadStep(for_s, rate_per_s=rate))
     return tuple(steps)
+
+
+def images_of(text: str) -> "Images | None":
+    """ "2:512x512": two images of 512 x 512 pixels; None for an empty text."""
+    from ridgeline.domain.workload import Images  # noqa: PLC0415
+
+    if not text:
+        return None
+    found = re.fullmatch(r"(?:(\d{1,2}):)?(\d{1,4})x(\d{1,4})(?::(png|jpeg))?", text)
+    if found is None:
+        raise BadInput(f"{text!r} is not N:WIDTHxHEIGHT", where="--images", fix="1:512x512")
+    count, width, height = int(found[1] or 1), int(found[2]), int(found[3])
+    if not (1 <= count <= 64 and 1 <= width <= 8192 and 1 <= height <= 8192):
+        raise BadInput("1 to 64 images of 1 to 8192 pixels a side", where="--images")
+    return Images(count, width, height, found[4] or "png")
 
 
 def classes_of(

@@ -150,21 +150,59 @@ class SharedPrefix:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptFile:
+    """Prompts from a file. format: text | jsonl | sharegpt. Token figures are estimates.
+
+    digest: of the file, so that another one is another workload. salted: each prompt begins with
+    words of its own, so that no cache knows it; otherwise the texts are sent as they are.
+    """
+
+    file: str
+    format: str
+    digest: str
+    rows: int = 0
+    mean_tokens: float = 1.0
+    longest: int = 1
+    longest_output: int = 0
+    salted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Synthetic images in every prompt: how many, their size in pixels, png | jpeg."""
+
+    count: int = 1
+    width: int = 512
+    height: int = 512
+    format: str = "png"
+
+
+@dataclass(frozen=True, slots=True)
 class Prompts:
-    """Synthetic prompts: own part by `tokens`, before it an optional shared prefix."""
+    """Synthetic prompts: own part by `tokens`, before it an optional shared prefix; or a file's.
+
+    images: are in every prompt, beside its text (chat only).
+    """
 
     tokens: Lengths = field(default_factory=lambda: Lengths(256))
     shared_prefix: SharedPrefix | None = None
+    file: PromptFile | None = None
+    images: Images | None = None
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean planned length of the own part."""
+        return self.tokens.mean if self.file is None else self.file.mean_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """Largest planned length of the own part."""
+        return self.tokens.high if self.file is None else self.file.longest
 
     @property
     def shared_tokens(self) -> int:
         """Length of the shared prefix, 0 without one."""
         return 0 if self.shared_prefix is None else self.shared_prefix.tokens
-
-    @property
-    def longest(self) -> int:
-        """The most tokens that a prompt can have, its shared prefix included."""
-        return self.tokens.high + self.shared_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +226,12 @@ class TrafficClass:
     outputs: Outputs = field(default_factory=Outputs)
     slo: Slo = field(default_factory=Slo)
     priority: int | None = None
+
+    @property
+    def longest_output(self) -> int:
+        """The most tokens that are asked for; a file may say them itself."""
+        stated = 0 if self.prompts.file is None else self.prompts.file.longest_output
+        return max(self.outputs.tokens.high, stated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +334,7 @@ class Workload:
         """Mean planned prompt length, shared prefixes included."""
         if self.arrivals.trace is not None:
             return self.arrivals.trace.mean_prompt_tokens
-        return sum(k.share * (k.prompts.tokens.mean + k.prompts.shared_tokens) for k in self.kinds)
+        return sum(k.share * (k.prompts.mean_tokens + k.prompts.shared_tokens) for k in self.kinds)
 
     @property
     def mean_output_tokens(self) -> float:
@@ -304,16 +348,21 @@ class Workload:
         """The most tokens that the part of a prompt which is its own can have."""
         if self.arrivals.trace is not None:
             return self.arrivals.trace.longest_prompt
-        return max(kind.prompts.tokens.high for kind in self.kinds)
+        return max(kind.prompts.most_tokens for kind in self.kinds)
 
     @property
     def longest(self) -> int:
         """The most tokens that a request can have, prompt and output, with all turns before it."""
         if self.arrivals.trace is not None:
             return self.arrivals.trace.longest
-        one = max(kind.prompts.tokens.high + kind.outputs.tokens.high for kind in self.kinds)
+        one = max(kind.prompts.most_tokens + kind.longest_output for kind in self.kinds)
         turns = 1 if self.sessions is None else self.sessions.turns.high
         return turns * one + max(kind.prompts.shared_tokens for kind in self.kinds)
+
+    @property
+    def planned_exactly(self) -> bool:
+        """Whether planned prompt lengths are more than estimates: no texts of others, no images."""
+        return all(k.prompts.file is None and k.prompts.images is None for k in self.kinds)
 
     @property
     def shared_share(self) -> float:

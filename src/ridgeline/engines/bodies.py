@@ -3,10 +3,15 @@
 import json
 from collections.abc import Sequence
 
+from ridgeline.domain.errors import BadInput
 from ridgeline.domain.workload import Workload
+from ridgeline.engines.fileprompts import FilePrompts
 from ridgeline.load.openai import RequestForm
+from ridgeline.workload.images import ImageMaker
 from ridgeline.workload.prompts import PromptMaker
 from ridgeline.workload.schedule import PlannedRequest, Segment
+
+_PICTURED = b'[{"role": "user", "content": [{"type": "text", "text": "'
 
 
 class Bodies:
@@ -20,6 +25,18 @@ class Bodies:
         self._maker = maker
         self._chat = endpoint == "chat"
         self._ids = maker.vocabulary is not None
+        if not self._chat and any(kind.prompts.images for kind in workload.kinds):
+            raise BadInput("images can only be sent to chat", where="prompts.images")
+        self._files = [
+            None if (file := kind.prompts.file) is None
+            else FilePrompts(file, maker, chat=self._chat)
+            for kind in workload.kinds
+        ]  # fmt: skip
+        self._images = [
+            None if (images := kind.prompts.images) is None
+            else ImageMaker(images, f"{maker.salt}:{kind.name}")
+            for kind in workload.kinds
+        ]  # fmt: skip
         options = workload.options
         extra = {**options.sampling, **options.extra_body}
         self._forms = [
@@ -39,10 +56,16 @@ class Bodies:
 
     def parts(self, planned: PlannedRequest, identity: int) -> list[bytes]:
         """The body of one request, in pieces to be sent one after another."""
-        form = self._forms[planned.traffic_class or 0]
+        kind = planned.traffic_class or 0
+        form, file, maker = self._forms[kind], self._files[kind], self._images[kind]
+        images = b"" if maker is None else maker.parts(identity)
+        if file is not None and planned.entry is not None:
+            return form.payload(file.value(planned.entry, identity, images), planned.output_tokens)
         text = self._text(identity, planned.own_tokens, planned.prefix if not planned.past else ())
         if self._ids:
             return form.payload([b"[", text, b"]"], planned.output_tokens)
+        if images:
+            return form.payload([_PICTURED, text, b'"}', images, b"]}]"], planned.output_tokens)
         if not planned.past:
             return form.parts(text, planned.output_tokens)
         said = [

@@ -3,8 +3,10 @@
 import contextlib
 import time
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -117,7 +119,7 @@ class HttpEndpoint:
         after = settled_metrics(
             self._scrape, before, tally.ok + calibration.requests, pause=time.sleep
         )
-        return self._facts(info, calibration, tally, result, (before, after))
+        return self._facts(calibration, tally, result, workload, (before, after))
 
     def _vocabulary(self, plan: DrivePlan, info: ServerInfo) -> list[int]:
         """Token ids of our words, as the server tells them. Raises BadInput when it does not."""
@@ -294,18 +296,20 @@ class HttpEndpoint:
 
     def _facts(
         self,
-        info: ServerInfo,
         calibration: Calibration,
         tally: "_Tally",
         result: DriveResult,
+        workload: Workload,
         scrapes: tuple[Scrape | None, Scrape | None],
     ) -> RunFacts:
+        info = self.info()
         before, after = scrapes
         notes = [*calibration.notes, *result.notes]
         faults = list(result.faults)
         drift = tally.drift
-        if drift is not None:
+        if drift is not None and workload.planned_exactly:
             notes.append(tally.drift_text)
+        notes += reuse_notes(workload, tally.sent)
         if before is not None and after is not None and restarted(before, after):
             faults.append("the server was restarted during the run")
         if not faults and (tally.broken or (before is not None and after is None)):
@@ -339,6 +343,24 @@ class HttpEndpoint:
             server_faults=tuple(faults),
             warmup=result.warmup,
         )
+
+
+def reuse_notes(workload: Workload, sent: Mapping[str | None, int]) -> list[str]:
+    """How often the prompts of a file were sent, and that their lengths are estimates."""
+    notes = []
+    for kind in workload.kinds:
+        file = kind.prompts.file
+        count = sent.get(kind.name or None, 0)
+        if file is None or not count:
+            continue
+        own = "with a beginning of its own" if file.salted else "as it is"
+        times = count / file.rows
+        often = f"{times:.3g} times" if times > 1 else "at most once"
+        notes.append(
+            f"each prompt of {Path(file.file).name} ({file.rows} rows) was sent {often}, {own};"
+            " planned lengths are estimates (4 characters a token), the server's counts are exact"
+        )
+    return notes
 
 
 def _told(fit: TokenFit) -> dict[str, object]:
@@ -458,9 +480,11 @@ class _Tally:
         self._planned = 0
         self._counted = 0
         self._drifts = array("d")
+        self.sent: Counter[str | None] = Counter()  # by class of traffic
 
     def request(self, record: RequestRecord) -> None:
         """Take one ended request."""
+        self.sent[record.traffic_class] += 1
         self.broken |= record.failure in ("connect", "stream_cut")
         if record.failure is None:
             self.ok += 1

@@ -102,6 +102,11 @@ def unexpected_cache_hits(e: Evidence) -> Iterator[Doubt]:
     What the server's own chat template adds to every prompt is shared by all of them, and counts as
     declared.
     """
+    files = [kind.prompts.file for kind in e.workload.kinds]
+    if any(file is not None and not file.salted for file in files):
+        return  # sent as they are, and what they share is shared
+    if any(file is not None for file in files):
+        return  # system texts that all rows share stand before the salt
     if e.workload.sessions is not None or e.workload.arrivals.trace is not None:
         return  # how much of it is found again depends on the server's memory: all is declared
     whole = e.workload.mean_prompt_tokens
@@ -158,7 +163,7 @@ def impossible_usage(e: Evidence) -> Iterator[Doubt]:
 
 def other_prompts(e: Evidence) -> Iterator[Doubt]:
     """Prompts that reached the model shorter or longer than asked for: cut off, or miscounted."""
-    if e.facts.source != "measured":
+    if e.facts.source != "measured" or not e.workload.planned_exactly:
         return
     fit = e.facts.server.get("prompt_fit")
     if not isinstance(fit, Mapping):

@@ -142,8 +142,14 @@ def _check_spec(spec: ExperimentSpec) -> None:
     except RunFailed:
         return
     longest = workload.longest
-    refused = {"extra_body": workload.options.extra_body, "headers": workload.options.headers,
-               "sampling.stop": workload.options.sampling.get("stop")}  # fmt: skip
+    pictured = any(kind.prompts.images is not None for kind in workload.kinds)
+    options = workload.options
+    refused = {
+        "prompts.images": pictured,
+        "extra_body": options.extra_body,
+        "headers": options.headers,
+        "sampling.stop": options.sampling.get("stop"),
+    }
     for name, given in refused.items():
         if given:
             raise BadInput(f"the twin does not know {name}", where="workload", fix="leave it out")

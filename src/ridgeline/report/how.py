@@ -102,10 +102,18 @@ def _kind(kind: TrafficClass, endpoint: str) -> str:
     """One class of requests, or all of them where there are no classes."""
     prefix = kind.prompts.shared_prefix
     text = f"{kind.name} ({numbers.share(kind.share)}): " if kind.name else ""
-    text += f"prompts of {_lengths(kind.prompts.tokens)}"
+    if kind.prompts.file is not None:
+        file = kind.prompts.file
+        salted = "each with a beginning of its own" if file.salted else "as they are"
+        text += f"{file.rows} prompts of {Path(file.file).name} ({file.format}), {salted}"
+    else:
+        text += f"prompts of {_lengths(kind.prompts.tokens)}"
+    if kind.prompts.images is not None:
+        found = kind.prompts.images
+        text += f" with {found.count} {found.format} of {found.width} x {found.height}"
     if prefix is not None:
         text += f" behind a shared prefix of {prefix.tokens} tokens in {prefix.groups} group(s)"
-    else:
+    elif kind.prompts.file is None:
         text += ", fresh in every run"
     exact = ", end of sequence ignored" if kind.outputs.ignore_eos else ""
     first = "" if kind.priority is None else f", priority {kind.priority}"

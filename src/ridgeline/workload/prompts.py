@@ -130,7 +130,7 @@ class PromptMaker:
         self._heads = tuple(word.encode() for word in self._words)
         self._blank = self._joint.encode()
         self.fit = fit if fit is not None else TokenFit()
-        self._salt = salt
+        self.salt = salt
         self._key = self._number(f"request:{salt}")
         self._prefixes: dict[int, bytes] = {}
         longest = self.fit.words(workload.longest_own_part)
@@ -196,6 +196,10 @@ class PromptMaker:
             parts.append(b" " + self._single[(number + place) % len(self._single)].encode())
         return b"".join(parts).lstrip() or WORDS[number & 0xFF].encode()
 
+    def beginning(self, identity: int) -> bytes:
+        """Eight words that no other request of the run has, for a text that is not ours."""
+        return self._stretch(_mix((self._key + identity) & _MASK), HEAD_WORDS)
+
     def encoded(self, identity: int, prompt_tokens: int, prefix: Sequence[Segment] = ()) -> bytes:
         """The prompt as ASCII bytes that need no JSON escapes.
 
@@ -222,7 +226,7 @@ class PromptMaker:
         for segment in prefix:
             tokens = min(segment.tokens, left - 1)
             if tokens > 0:
-                number = self._number(f"prefix:{segment.key}:{self._salt}")
+                number = self._number(f"prefix:{segment.key}:{self.salt}")
                 parts += [self._exactly(number, tokens), b" "]
                 left -= tokens
         return b"".join([*parts, self._exactly(own, left)])
@@ -232,7 +236,7 @@ class PromptMaker:
         known = self._prefixes.get(key)
         if known is not None and known.count(b" ") + 1 == words:
             return known
-        made = self._stretch(self._number(f"prefix:{key}:{self._salt}"), words)
+        made = self._stretch(self._number(f"prefix:{key}:{self.salt}"), words)
         self._prefixes[key] = made
         return made
 

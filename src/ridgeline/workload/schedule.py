@@ -18,6 +18,7 @@ from ridgeline.workload.arrivals import (
     draw_user_starts,
     presence_of,
 )
+from ridgeline.workload.promptfiles import entries_of
 from ridgeline.workload.traces import replayed
 
 # Rows of lengths drawn for a closed loop, whose request count is not known beforehand. A run that
@@ -74,6 +75,7 @@ class PlannedRequest:
     turn: int = 0
     past: tuple[Turn, ...] = ()
     past_tokens: int = 0
+    entry: int | None = None  # which prompt of its class's file it is
 
     @property
     def own_tokens(self) -> int:
@@ -117,6 +119,7 @@ class Schedule:
     presence: Presence | None = None
     sessions: SessionRows | None = None
     chains: tuple[tuple[Segment, ...], ...] | None = None
+    entry_of: NDArray[np.int32] | None = None
 
     def planned(self, row: int) -> PlannedRequest:
         """The request of a row, as if it were no part of a session."""
@@ -133,7 +136,12 @@ class Schedule:
             self._prefix(group, prompts),
             self._pause_ns(row),
             kind,
+            entry=self._entry(row),
         )
+
+    def _entry(self, row: int) -> int | None:
+        entry = -1 if self.entry_of is None else self.entry_of.item(row)
+        return entry if entry >= 0 else None
 
     def _prefix(self, group: int, prompts: Prompts) -> tuple[Segment, ...]:
         if group < 0:
@@ -241,6 +249,7 @@ def draw_schedule(workload: Workload) -> Schedule:
         items = max(1, len(intended))
     sessions = _draw_sessions(workload, items)
     prompts, outputs, groups, classes = _draw_rows(workload, items, sessions)
+    entries = _draw_entries(workload, prompts, outputs, classes)
     return Schedule(
         workload=workload,
         prompt_tokens=prompts,
@@ -255,6 +264,7 @@ def draw_schedule(workload: Workload) -> Schedule:
         if arrivals.closed_loop and arrivals.steps
         else None,
         sessions=sessions,
+        entry_of=entries,
     )
 
 
@@ -362,6 +372,32 @@ def _draw_rows(
             begins &= groups >= 0 if classes is None else classes == number
             prompts[begins] += np.int32(kind.prompts.shared_prefix.tokens)
     return prompts, outputs, groups, classes
+
+
+def _draw_entries(
+    workload: Workload, prompts: _Rows, outputs: _Rows, classes: NDArray[np.int16] | None
+) -> NDArray[np.int32] | None:
+    """Which prompt of a file each row is; its lengths go into `prompts` and `outputs`.
+
+    A file is gone through in a random order, and in another one each time it begins anew: all its
+    prompts are sent equally often.
+    """
+    if all(kind.prompts.file is None for kind in workload.kinds):
+        return None
+    found = np.full(len(prompts), -1, dtype=np.int32)
+    for number, kind in enumerate(workload.kinds):
+        if kind.prompts.file is None:
+            continue
+        mine = np.arange(len(prompts)) if classes is None else np.flatnonzero(classes == number)
+        entries = entries_of(kind.prompts.file)
+        rng = stream(workload.seed, f"prompt-file:{kind.name}")
+        passes = [rng.permutation(len(entries)) for _ in range(-(-len(mine) // len(entries)))]
+        found[mine] = np.concatenate([np.empty(0, np.int64), *passes])[: len(mine)]
+        planned = np.array([entry.planned_tokens for entry in entries], dtype=np.int32)
+        stated = np.array([entry.output_tokens or 0 for entry in entries], dtype=np.int32)
+        prompts[mine] = planned[found[mine]]
+        outputs[mine] = np.where(stated[found[mine]] > 0, stated[found[mine]], outputs[mine])
+    return found
 
 
 def _draw_kind(kind: TrafficClass, rows: int, seed: int) -> tuple[_Rows, _Rows, _Rows]:

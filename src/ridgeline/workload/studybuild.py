@@ -48,6 +48,7 @@ def build_study(source: Source, text: str, folder: Path) -> Study:
     if as_ids and part.api != "completions":
         what = "token ids can only be sent to completions"
         raise source.error(("workload", "prompts", "as"), what, "add api: completions")
+    _refuse_images(source, part)
     if as_ids and part.workload.sessions is not None:
         what = "a session's next turn carries the reply's text: it cannot be sent as token ids"
         raise source.error(("workload", "prompts", "as"), what)
@@ -122,6 +123,26 @@ def _depth(body: Any, path: Path_) -> int:
         except (KeyError, IndexError, TypeError):
             return depth
     return len(path)
+
+
+def _refuse_images(source: Source, part: StudyPart) -> None:
+    """Images go to real servers, by chat, and not into a talk."""
+    work = part.workload
+    places: list[Path_] = [("workload", "prompts")]
+    places += [("workload", "classes", name, "prompts") for name in work.classes or {}]
+    parts = [work.prompts, *(one.prompts for one in (work.classes or {}).values())]
+    for path, prompts in zip(places, parts, strict=True):
+        if prompts is None or prompts.images is None:
+            continue
+        why = None
+        if part.engine == "twin":
+            why = "the twin knows no images"
+        elif part.api != "chat":
+            why = "images can only be sent to chat"
+        elif work.sessions is not None:
+            why = "images do not go with sessions"
+        if why is not None:
+            raise source.error((*path, "images"), why, "leave them out")
 
 
 def _unique_names(source: Source, part: StudyPart) -> list[str]:

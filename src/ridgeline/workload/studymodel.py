@@ -23,6 +23,7 @@ from ridgeline.domain.knobs import Knobs
 from ridgeline.domain.routing import ROUTINGS
 from ridgeline.domain.slo import LATENCY_KEYS, SHARE_KEYS
 from ridgeline.workload.arrivals import LEAST_BURSTINESS
+from ridgeline.workload.promptfiles import FORMATS as PROMPT_FORMATS
 from ridgeline.workload.study import ENGINES, EQUAL_WITHIN, METRICS
 from ridgeline.workload.traces import FORMATS as TRACE_FORMATS
 
@@ -165,8 +166,33 @@ class SharedPrefixPart(Part):
                           default=1, ge=1, le=MOST_REQUESTS)  # fmt: skip
 
 
+class ImagesPart(Part):
+    """Synthetic images in every prompt, each another one; chat only."""
+
+    count: int = _amount("images", "in each prompt", default=1, ge=1, le=64)
+    width: int = _amount("pixels", "width", default=512, ge=1, le=8192)
+    height: int = _amount("pixels", "height", default=512, ge=1, le=8192)
+    format: Literal["png", "jpeg"] = Field("png", description="jpeg needs Pillow")
+
+
+class PromptFilePart(Part):
+    """A file of prompts; a row is one request, whole as it stands."""
+
+    file: str = Field(min_length=1, description="from the study file's folder")
+    format: Literal[PROMPT_FORMATS] | None = Field(  # type: ignore[valid-type]
+        default=None, description="told by the file's beginning unless given"
+    )
+    salted: bool = Field(
+        True, description="each prompt begins with words of its own; false sends the texts as they"
+        " are, and what they share is shared",
+    )  # fmt: skip
+
+
 class PromptsPart(Part):
     """Prompts: their own part, and what they share."""
+
+    file: _widened(PromptFilePart, "file", text=True) | None = None  # type: ignore[valid-type]
+    images: ImagesPart | None = None
 
     as_: Literal["text", "token_ids"] | None = Field(
         default=None, alias="as",

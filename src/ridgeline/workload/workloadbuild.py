@@ -14,9 +14,11 @@ from ridgeline.domain.workload import (
     WARMUP_SHARE,
     Arrivals,
     Client,
+    Images,
     Lengths,
     LoadStep,
     Outputs,
+    PromptFile,
     Prompts,
     RequestOptions,
     Sessions,
@@ -26,6 +28,7 @@ from ridgeline.domain.workload import (
     TrafficClass,
     Workload,
 )
+from ridgeline.workload.promptfiles import open_prompts
 from ridgeline.workload.requestoptions import check_extra_body, check_headers, check_sampling
 from ridgeline.workload.studyfile import Path_, Source
 from ridgeline.workload.studymodel import (
@@ -34,6 +37,7 @@ from ridgeline.workload.studymodel import (
     ClientPart,
     LengthsPart,
     OutputPart,
+    PromptFilePart,
     PromptsPart,
     SessionsPart,
     TimeoutsPart,
@@ -54,6 +58,11 @@ def build_workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
         _refuse_beside_trace(source, part, path)
     prompts = _prompts(source, part.prompts, (*path, "prompts"), Prompts())
     outputs = _outputs(source, part.output_tokens, (*path, "output_tokens"), Outputs())
+    classes = _classes(source, part, path, prompts, outputs)
+    files = [kind.prompts.file for kind in classes] if classes else [prompts.file]
+    if part.sessions is not None and any(file is not None for file in files):
+        what = "sessions do not go with a file of prompts, whose rows are whole requests"
+        raise source.error((*path, "sessions"), what, "leave one of them out")
     return Workload(
         arrivals=arrivals,
         prompts=prompts,
@@ -63,7 +72,7 @@ def build_workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
         warmup_auto=part.warmup_s is None,
         requests=part.requests,
         seed=part.seed,
-        classes=_classes(source, part, path, prompts, outputs),
+        classes=classes,
         sessions=_sessions(source, part.sessions, (*path, "sessions")),
         client=_client(part.client),
         options=_options(source, part, path),
@@ -77,7 +86,7 @@ def _refuse_beside_trace(source: Source, part: WorkloadPart, path: Path_) -> Non
     output: OutputPart | None = part.output_tokens
     lengths = output is not None and output.model_fields_set - {"ignore_eos"}
     prompts = part.prompts
-    drawn = prompts is not None and (prompts.tokens is not None or prompts.shared_prefix)
+    drawn = prompts is not None and (prompts.tokens or prompts.shared_prefix or prompts.file)
     found = {"prompts": drawn, "output_tokens": lengths,
              "classes": part.classes, "sessions": part.sessions}  # fmt: skip
     for key, given in found.items():
@@ -144,10 +153,29 @@ def _prompts(source: Source, part: PromptsPart | None, path: Path_, default: Pro
     if part is None:
         return default
     shared = part.shared_prefix
+    images = None if part.images is None else Images(**part.images.model_dump())
+    if part.file is not None:
+        for key, value in (("tokens", part.tokens), ("shared_prefix", shared), ("as", part.as_)):
+            if value is not None:
+                what = f"{key} does not go with a file, whose rows are whole prompts"
+                raise source.error((*path, key), what, "leave it out")
+        return Prompts(file=_prompt_file(source, part.file, (*path, "file")), images=images)
     return Prompts(
         _lengths(source, part.tokens, (*path, "tokens"), default.tokens),
         None if shared is None else SharedPrefix(shared.tokens, shared.groups),
+        images=images,
     )
+
+
+def _prompt_file(source: Source, part: PromptFilePart, path: Path_) -> PromptFile:
+    try:
+        found = (source.folder / part.file).resolve()
+        return open_prompts(found, part.format, salted=part.salted)
+    except BadInput as error:
+        if source.stored:
+            return PromptFile(part.file, part.format or "unknown", "")
+        what = f"{error.where} {error.what}" if error.where else error.what
+        raise source.error((*path, "file"), what, error.fix) from None
 
 
 def _outputs(source: Source, part: OutputPart | None, path: Path_, default: Outputs) -> Outputs:
