@@ -32,8 +32,8 @@ test-vllm: $(VENV)/.dev  ## measure the real vLLM on the CPU (installs it once: 
 acceptance: $(VENV)/.dev  ## the longer proofs, whose figures stand in docs/acceptance.md
 	$(BIN)/python -m pytest tests/acceptance -m acceptance -s
 
-bench-client: $(VENV)/.dev  ## the load client beside AIPerf, GuideLLM, vllm bench and wrk (about 25 minutes)
-	$(BIN)/python -m benchmarks.client --write docs/client.md
+bench-client: $(VENV)/.dev  ## the load client beside AIPerf, GuideLLM, vllm bench and wrk (30 minutes; MINUTES=8 splits it)
+	$(BIN)/python -m benchmarks.client --write docs/client.md $(if $(MINUTES),--minutes $(MINUTES))
 
 format: $(VENV)/.dev  ## rewrite the sources in the project's style
 	$(BIN)/ruff format .
