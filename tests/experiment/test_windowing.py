@@ -15,6 +15,7 @@ from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.twin import TwinEngine
 from ridgeline.experiment.plan import Plan, PlannedExperiment, plan_runs
 from ridgeline.experiment.protocol import carry_out, judge_again
+from ridgeline.experiment.statistics import merge
 from ridgeline.experiment.verdict import judge
 from ridgeline.experiment.windowing import place_window
 from ridgeline.workload.schedule import draw_schedule
@@ -111,3 +112,11 @@ def test_a_fixed_warm_up_that_was_too_short_is_told() -> None:
     assert any("the warm-up ended only" in line and "--warmup auto" in line for line in told)
     silent = judge(evidence(late_start(0.0), seconds=40.0)).warnings
     assert not any("warm-up" in line for line in silent)
+
+
+def test_merged_repeats_tell_of_one_that_was_never_steady() -> None:
+    summary = evidence(late_start(0.0), seconds=40.0).summary
+    window = Window(6 * SECOND, 36 * SECOND)
+    good, bad = (replace(summary, warmup=Warmup(window, 60.0, found)) for found in (True, False))
+    assert merge([good, good]).warmup == good.warmup
+    assert merge([good, bad]).warmup == bad.warmup

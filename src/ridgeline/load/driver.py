@@ -502,7 +502,7 @@ def _common_warmup(parts: Sequence[Warmup | None], window: Window) -> Warmup | N
 
 def steady_event(elapsed_ns: int) -> RunEvent:
     """What is told when a run has become steady."""
-    return RunEvent(elapsed_ns, STEADY, f"steady after {elapsed_ns / 1e9:.1f} s")
+    return RunEvent(elapsed_ns, STEADY, f"the window opens after {elapsed_ns / 1e9:.1f} s")
 
 
 @contextlib.contextmanager
