@@ -145,3 +145,37 @@ def test_outputs_queue_behind_what_is_being_read(api):
     # Read until 150, then 10 + 4 * 2 for detokenising and 4 * 6 for sending, the mean of which
     # is half-way; 1 on the wire.
     assert times == [150 + 18 + 12 + 1]
+
+
+def test_packing_the_steps_of_a_long_run_changes_nothing(monkeypatch):
+    """The same run with steps packed by sevens and not at all leaves the same table."""
+    from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415
+    from ridgeline.domain.records import MemorySink  # noqa: PLC0415
+    from ridgeline.domain.run import SilentWatch  # noqa: PLC0415
+    from ridgeline.domain.workload import (  # noqa: PLC0415
+        Arrivals,
+        Lengths,
+        Outputs,
+        Prompts,
+        Workload,
+    )
+    from ridgeline.engines.base import DrivePlan  # noqa: PLC0415
+    from ridgeline.engines.twin import TwinEngine  # noqa: PLC0415
+    from ridgeline.workload.schedule import draw_schedule  # noqa: PLC0415
+
+    load = Workload(
+        Arrivals(users=12), Prompts(Lengths(64, 0.5)), Outputs(Lengths(16)),
+        duration_s=1.0, warmup_s=0.5,
+    )  # fmt: skip
+    host = Configuration("Qwen3-4B", Knobs(max_num_seqs=4, data_parallel_size=2), gpu="H100-SXM")
+    tables = []
+    for packed in (7, 10**9):
+        monkeypatch.setattr("ridgeline.twin.replica.PACKED_STEPS", packed)
+        sink = MemorySink()
+        with TwinEngine().start(host) as endpoint:
+            endpoint.drive(DrivePlan(draw_schedule(load), "p"), sink, SilentWatch())
+        tables.append(sink.step_table)
+    first, second = tables
+    assert len(first) == len(second) > 100
+    for name in ("start_ns", "end_ns", "delivered_ns", "decode_tokens", "flops", "replica"):
+        assert (getattr(first, name) == getattr(second, name)).all()

@@ -9,6 +9,9 @@ order; a step cannot end before its last kernel was launched.
 from collections import deque
 from typing import NamedTuple
 
+import numpy as np
+
+from ridgeline.domain.records import Floats
 from ridgeline.twin.request import Request
 from ridgeline.twin.scheduler import Decision, Scheduler
 from ridgeline.twin.steptime import StepCost
@@ -20,6 +23,7 @@ STEP_FIELDS = (
     "used_blocks", "chunks", "chunk_context", "pairs", "sampled", "cpu", "drafts",
 )  # fmt: skip
 StepRow = tuple[float, ...]
+PACKED_STEPS = 16_384
 
 
 class Flight(NamedTuple):
@@ -30,7 +34,10 @@ class Flight(NamedTuple):
 
 
 class Replica:
-    """An engine core with its scheduler. Times are whole ns; `rows` has one entry a step."""
+    """An engine core with its scheduler. Times are whole ns; `rows` has one entry a step.
+
+    Of a long run `rows` has the last steps only, the others are packed: `step_rows` has all.
+    """
 
     def __init__(self, number: int, scheduler: Scheduler, cost: StepCost) -> None:
         self.number = number
@@ -38,6 +45,7 @@ class Replica:
         self.cost = cost
         self.inbox: deque[Request] = deque()
         self.rows: list[StepRow] = []
+        self._packed: list[Floats] = []
         self.delivered: list[int] = []
         self.idle = True
         self.ended: Decision | None = None  # whose outputs are to be handed over at the next turn
@@ -87,6 +95,17 @@ class Replica:
         self._busy = False
         return None
 
+    def step_rows(self, steps: int) -> Floats:
+        """The first so many steps, one row each with the columns of STEP_FIELDS."""
+        last = np.array(self.rows, dtype=np.float64).reshape(-1, len(STEP_FIELDS))
+        found: Floats = np.concatenate([*self._packed, last])[:steps]
+        return found
+
+    def _pack(self) -> None:
+        """A tuple of numbers takes four times the memory of a row."""
+        self._packed.append(np.array(self.rows, dtype=np.float64))
+        self.rows.clear()
+
     def _launch(self, decision: Decision, now: int) -> int:
         """Put a step on the GPU; returns when the CPU is free again."""
         cost = self.cost
@@ -119,4 +138,6 @@ class Replica:
                 decision.pairs, sampled, begin - start, drafts,
             )
         )  # fmt: skip
+        if len(self.rows) == PACKED_STEPS:
+            self._pack()
         return launched

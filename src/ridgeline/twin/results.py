@@ -20,8 +20,7 @@ def step_table(fleet: Fleet) -> StepTable:
     """All steps that were delivered, ordered by replica, then time. Parts add up to end - start."""
     replicas = fleet.replicas
     counts = [len(r.delivered) for r in replicas]
-    rows = [row for r, n in zip(replicas, counts, strict=True) for row in r.rows[:n]]
-    table = np.array(rows, dtype=np.float64).reshape(-1, len(STEP_FIELDS))
+    table = np.concatenate([r.step_rows(n) for r, n in zip(replicas, counts, strict=True)])
     column = {name: table[:, i] for i, name in enumerate(STEP_FIELDS)}
     steps = fleet.cost.seen(_formula_inputs(column))
     return StepTable(
