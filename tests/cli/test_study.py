@@ -6,14 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ridgeline.cli.main import run as ridgeline
+from ridgeline.cli.progress import plan_time
 from ridgeline.domain.errors import RunFailed
 from ridgeline.engines.twin import TwinEngine
 from ridgeline.experiment import engines
+from ridgeline.experiment.plan import plan_of, plan_runs
+from ridgeline.workload.studyfile import parse_study
 
 STUDY = """
 name: small
@@ -393,3 +397,17 @@ def test_an_engine_that_is_not_installed_is_told_before_the_first_run(
     assert "no-such-vllm" in line
     assert "study.yaml" in line
     assert not (tmp_path / "out").exists()
+
+
+def test_the_plan_of_real_engines_is_told_in_minutes_before_it_starts() -> None:
+    text = (
+        "name: s\nmodel: m\nengine: vllm\nhardware: {gpu: H200-SXM, count: 2}\n"
+        "workload: {arrivals: {users: 1}, warmup_s: 5, duration_s: 25}\n"
+        "experiments: [{name: two, set: {data_parallel_size: 2}}, {name: again}]\nrepeats: 4\n"
+    )
+    runs = plan_runs(plan_of(parse_study(text, "s.yaml", folder=Path())))
+    assert plan_time(runs) == (
+        "plan: 6.0 minutes of traffic (8.0 GPU minutes), 2 engine starts; replies' ends come on top"
+    )
+    twins = [replace(r, configuration=replace(r.configuration, engine="twin")) for r in runs]
+    assert plan_time(twins) == ""

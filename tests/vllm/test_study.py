@@ -209,3 +209,32 @@ def test_ctrl_c_ends_tidily_and_takes_the_engines_along(
     _wait_until_gone(family)
     assert engines_of(tiny_model) == []
     assert "Traceback" not in log.read_text()
+
+
+def test_a_study_of_a_thing_with_itself_shows_no_clear_difference(
+    study_file: Path, tmp_path: Path
+) -> None:
+    """One engine, one load, twice. A study is wrong one time in twenty, so two may be tried."""
+    body = yaml.safe_load(study_file.read_text())
+    body |= {"name": "a-and-a", "experiments": [{"name": "again"}], "repeats": 5}
+    body["launch"]["resident"] = 1
+    file, verdicts = tmp_path / "study.yaml", []
+    file.write_text(yaml.safe_dump(body))
+    for attempt in range(2):
+        out = tmp_path / f"out-{attempt}"
+        arguments = ("study", str(file), "--out", str(out), "--retries", "2")
+        process = ridgeline(*arguments, log=tmp_path / "ridgeline.log")
+        try:
+            assert process.wait(400) in (0, 3), (tmp_path / "ridgeline.log").read_text()
+        finally:
+            process.kill()
+            process.wait()
+        again = load_results(out).experiment("again")
+        assert again is not None
+        found = again.against_baseline["throughput.output_tokens_per_s"]
+        assert found.pairs >= 2, (tmp_path / "ridgeline.log").read_text()
+        print(f"A/A: {found.delta:+.1%} ({found.low} to {found.high}), {found.verdict}")
+        verdicts.append(found.verdict)
+        if found.verdict == "no clear difference":
+            break
+    assert "no clear difference" in verdicts

@@ -185,8 +185,11 @@ class StudyProgress:
         self._since: dict[str, float] = {}
 
     def planned(self, runs: "Sequence[PlannedRun]", kept: "Sequence[StoredRun]") -> None:
-        """Show what is to be done."""
+        """Show what is to be done, and of real engines how long its traffic takes."""
         self._shown.begin(len(runs), len(kept))
+        text = plan_time(runs)
+        if text:
+            self._shown.note(text)
 
     def started(self, run: "PlannedRun") -> "Watch":
         """Show that a run starts."""
@@ -244,6 +247,24 @@ def figures_text(summary: "Summary") -> str:
 def _plan_text(runs: int, kept: int) -> str:
     finished = f", {kept} already done" if kept else ""
     return f"{runs} run{'' if runs == 1 else 's'}{finished}"
+
+
+def plan_time(runs: "Sequence[PlannedRun]") -> str:
+    """The traffic of the runs of real engines and how many engines are started; "" without any."""
+    real = [run for run in runs if run.configuration.engine != "twin"]
+    if len(real) < 2:
+        return ""
+    seconds = sum(run.workload.warmup_s + run.workload.duration_s for run in real)
+    gpu = sum(
+        (run.workload.warmup_s + run.workload.duration_s) * run.configuration.gpus for run in real
+    )
+    started = {repr(run.configuration) for run in real if run.configuration.engine != "endpoint"}
+    starts = f", {len(started)} engine start{'s' if len(started) > 1 else ''}" if started else ""
+    on_gpus = any(run.configuration.gpu is not None for run in real)
+    minutes = f" ({gpu / 60:.1f} GPU minutes)" if on_gpus else ""
+    return (
+        f"plan: {seconds / 60:.1f} minutes of traffic{minutes}{starts}; replies' ends come on top"
+    )
 
 
 def _time(seconds: float) -> str:
