@@ -1,6 +1,7 @@
 """Synthetic images: files that a decoder takes, each another one."""
 
 import json
+import pickle
 import struct
 import zlib
 
@@ -44,6 +45,7 @@ def test_a_png_is_one_and_no_two_are_alike(width: int, height: int) -> None:
         assert len({f[2] for f in found}) == 40
         other = ImageMaker(Images(2, width, height), "another")
         assert decoded(other.image(0))[2] not in {f[2] for f in found}
+    assert pickle.loads(pickle.dumps(maker)).image(3) == maker.image(3)  # as a worker gets it
     assert maker.image(3) == ImageMaker(Images(2, width, height), "salt").image(3)
 
 

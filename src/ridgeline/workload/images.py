@@ -31,6 +31,7 @@ class ImageMaker:
 
     def __init__(self, images: Images, salt: str) -> None:
         self.images = images
+        self._made_of = images, salt
         self._salt = zlib.crc32(salt.encode())
         self._marked = min(MARK_ROWS, images.height)
         width = images.width
@@ -56,6 +57,10 @@ class ImageMaker:
         self._compressor = zlib.compressobj(6)
         self._begun = self._compressor.compress(b"".join(b"\0" + row for row in rows))
         self._begun += self._compressor.flush(zlib.Z_SYNC_FLUSH)
+
+    def __reduce__(self) -> tuple[type["ImageMaker"], tuple[Images, str]]:
+        """A worker makes its own: what is half compressed cannot be sent to it."""
+        return ImageMaker, self._made_of
 
     def _mark(self, identity: int, number: int) -> list[bytes]:
         """The rows that make an image its own."""
