@@ -315,6 +315,22 @@ class TestArrivals:
         poisson = self.wrong(self.poisson(1), Arrivals(rate_per_s=20, process="constant"))
         assert "off the constant 50 ms" in poisson
 
+    def test_as_many_in_every_second_is_not_poisson(self) -> None:
+        """Each second drawn for itself and scaled to the rate: the gaps look exponential."""
+        rng = np.random.default_rng(0)
+        at = np.concatenate([s + np.sort(rng.random(20)) for s in range(120)]).tolist()
+        found = self.wrong(at, Arrivals(rate_per_s=20, process="poisson"), seconds=120.0)
+        assert "counts do not vary as the Poisson law's do" in found
+
+    def test_the_same_gaps_in_another_order_are_not_the_law(self) -> None:
+        """Long gaps come together: their law is the right one, their order is not."""
+        rng = np.random.default_rng(1)
+        gaps = np.sort(rng.exponential(1 / 20, size=1200)).reshape(60, 20)
+        rng.shuffle(gaps)
+        at = np.cumsum(gaps.ravel())
+        found = self.wrong(at[at < 60].tolist(), Arrivals(rate_per_s=20, process="poisson"))
+        assert "depend on those 1 before" in found
+
     def test_half_the_rate_is_not_the_rate(self) -> None:
         at = self.poisson(3, rate=10)
         assert "Poisson" in self.wrong(at, Arrivals(rate_per_s=20, process="poisson"))

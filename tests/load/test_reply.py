@@ -254,6 +254,16 @@ def test_texts_in_any_alphabet_are_checked_to_be_utf8() -> None:
     assert reply_of([(1, raw * 3), (2, b"".join(halves))]).judge(None)[0] == "bad_stream"
 
 
+@pytest.mark.parametrize("ends", [b"\n\n\n", b"\n\n\n\n\n", b"\r\n\r\n\r\n"])
+def test_more_empty_lines_than_an_event_needs(ends: bytes) -> None:
+    reply = Reply()
+    reply.head(200, "text/event-stream")
+    for part in (text("a"), text("b"), finish(), DONE):
+        assert reply.body(part.rstrip(b"\n") + ends, 1, True)
+    assert reply.judge(None) == (None, None)
+    assert len(reply.stamps) == 2
+
+
 def test_known_events_never_mix_up_replies() -> None:
     """The memory ignores a leading id only: everything else still tells events apart."""
     for number in range(3):

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from ridgeline.domain.arrivalcheck import ArrivalFigures
 from ridgeline.domain.run import Source, Warmup
 
 SUMMARY_SCHEMA = 1
@@ -227,6 +228,7 @@ class Summary:
     accounting: dict[str, float] = field(default_factory=dict)
     steps: dict[str, float] = field(default_factory=dict)
     binding_limit: str | None = None
+    arrivals: ArrivalFigures | None = None
     warmup: Warmup | None = None
     first_answer_s: Percentiles | None = None
     early_stops_share: float | None = None

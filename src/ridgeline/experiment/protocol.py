@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ridgeline.domain.accounting import Bounds
+from ridgeline.domain.arrivalcheck import arrival_figures
 from ridgeline.domain.bands import bands_of
 from ridgeline.domain.defaults import WEIGHT_FORMATS
 from ridgeline.domain.errors import BadInput, RidgelineError, StoreError
@@ -223,6 +224,8 @@ def figures(meta: RunMeta, records: RunRecords, facts: RunFacts) -> Summary:
     if not summary.steps:  # a twin has its own, exact
         summary = _accounted(summary, meta.configuration, records, facts)
     summary = replace(summary, bands=bands_of(summary, facts.errors))
+    if not meta.workload.arrivals.closed_loop:
+        summary = replace(summary, arrivals=arrival_figures(records, facts.window))
     evidence = Evidence(records, facts, summary, meta.workload, meta.slo)
     found = judge(evidence)
     if summary.load_steps:

@@ -10,10 +10,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from ridgeline.domain.arrivalcheck import (
+    ARRIVALS_A_BIN,
+    FEWEST_BINS,
+    LAGS,
+    MOST_BINS,
+    autocorrelation,
+    dispersion,
+)
 from ridgeline.domain.parts import load_text
 from ridgeline.domain.percentile import needed
 from ridgeline.domain.records import Floats
-from ridgeline.domain.run import Verdict
+from ridgeline.domain.run import Verdict, Window
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.summary import RequestCounts
 from ridgeline.domain.workload import Arrivals
@@ -41,6 +49,8 @@ FEWEST_REQUESTS = 10  # for any target at all; a median needs as many
 UNFINISHED_SHARE = 0.01
 KS_LIMIT = 2.2  # Kolmogorov-Smirnov: sqrt(n) D exceeds it once in 8 000 true samples
 FEWEST_GAPS = 50
+DISPERSION_SIGMAS, CORRELATION_SIGMAS = 5.0, 5.0  # one true run in a million is beyond
+LEAST_CORRELATION = 0.03  # a smaller one changes no queue that anybody could measure
 THROTTLED_SHARE = 0.05  # of the window's samples
 
 
@@ -283,6 +293,8 @@ def wrong_arrivals(e: Evidence) -> Iterator[Doubt]:
     inside = np.sort(sent[(sent >= window.start_ns) & (sent < window.end_ns)])
     if abs(len(inside) - due) > 1 + 0.01 * due:
         yield Doubt(f"arrivals: {len(inside)} requests left inside the window, {due} were due")
+    if arrivals.process == "poisson" and arrivals.trace is None:
+        yield from _wrong_dispersion(inside, window)
     gaps_s = np.diff(inside) / 1e9
     if len(gaps_s) >= FEWEST_GAPS and arrivals.trace is None:
         wrong = _wrong_law(gaps_s, arrivals)
@@ -305,10 +317,27 @@ def _wrong_law(gaps_s: Floats, arrivals: Arrivals) -> str | None:
     n = len(ordered)
     steps = np.arange(n + 1) / n
     distance = float(max((steps[1:] - expected).max(), (expected - steps[:-1]).max()))
+    law = "Poisson" if arrivals.process == "poisson" else f"gamma (shape {shape:g})"
     if distance * math.sqrt(n) > KS_LIMIT:
-        law = "Poisson" if arrivals.process == "poisson" else f"gamma (shape {shape:g})"
         return f"gaps do not follow the {law} law (largest distance {distance:.2f} with n = {n})"
+    for lag in range(1, LAGS + 1):
+        found = autocorrelation(gaps_s, lag)
+        if abs(found) > max(LEAST_CORRELATION, CORRELATION_SIGMAS / math.sqrt(n)):
+            return f"gaps of the {law} law depend on those {lag} before (correlation {found:.2f})"
     return None
+
+
+def _wrong_dispersion(sent_ns: Floats, window: Window) -> Iterator[Doubt]:
+    """Counts that vary more or less than those of a Poisson process, whose gaps may look right."""
+    if len(sent_ns) <= FEWEST_GAPS:
+        return
+    bins = max(FEWEST_BINS, min(MOST_BINS, len(sent_ns) // ARRIVALS_A_BIN))
+    found = dispersion(sent_ns, window, bins)
+    if abs(found - 1) > DISPERSION_SIGMAS * math.sqrt(2 / (bins - 1)):
+        yield Doubt(
+            f"arrivals: counts do not vary as the Poisson law's do (variance over mean {found:.2f},"
+            f" not 1, over {bins} bins)"
+        )
 
 
 def _gamma_cdf(x: Floats, shape: float) -> Floats:

@@ -112,6 +112,8 @@ class Reply:
                     continue
                 runs = False  # one try a read: a mixed one is taken event by event
             end = text.find(b"\n\n", place)
+            if end < 0:  # one more line end than an event needs: an empty line says nothing
+                break
             block = text[place:end]
             place = end + 2
             if self._prefix is not None and self._is_like_before(block):
