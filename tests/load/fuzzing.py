@@ -39,7 +39,7 @@ def oracle(data: bytes) -> int | None:
         body = reply.read()
     except http.client.IncompleteRead as error:
         whole, body = False, error.partial + getattr(error.__cause__, "partial", b"")
-    except (http.client.HTTPException, ValueError, OSError):
+    except (http.client.HTTPException, ValueError, OverflowError, OSError):
         return None
     if reply.status != 200:
         return None
