@@ -32,6 +32,8 @@ class FakeSocket:
 
 def oracle(data: bytes) -> int | None:
     """Content chunks of a whole good reply in these bytes; None when they are no such reply."""
+    # empty lines before the status line are forgiven, as RFC 9112 (2.2) asks of servers
+    data = data.lstrip(b"\r\n")
     reply = http.client.HTTPResponse(FakeSocket(data), method="POST")  # type: ignore[arg-type]
     whole = True
     try:
