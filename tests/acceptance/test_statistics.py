@@ -129,8 +129,7 @@ def sensitivity() -> float:
 def planted(share: float) -> float:
     """The factor of the launches that raises throughput by the share, without noise."""
     low, high = math.log(NODES[0]), math.log(NODES[-1])
-    factor = math.exp(brentq(lambda log: change(math.exp(log)) - math.log1p(share), low, high))
-    return factor
+    return math.exp(brentq(lambda log: change(math.exp(log)) - math.log1p(share), low, high))
 
 
 @dataclass(frozen=True)
