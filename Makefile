@@ -19,9 +19,8 @@ demo-vllm: $(VENV)/.run  ## four knobs of the real vLLM on the CPU, with a repor
 	scripts/vllm_cpu_env.sh
 	venv=$$(scripts/vllm_cpu_env.sh --where) && \
 	$$venv/bin/python tests/vllm/make_tiny_model.py models/tiny && \
-	PATH=$$venv/bin:$$PATH $(BIN)/ridgeline study studies/demo-vllm.yaml --out $(DEMO)-vllm || \
-	test $$? -eq 3  # some runs were void on a busy machine: the report says which and why
-	$(BIN)/ridgeline report $(DEMO)-vllm --html $(DEMO)-vllm/report.html --quiet
+	{ PATH=$$venv/bin:$$PATH $(BIN)/ridgeline study studies/demo-vllm.yaml --out $(DEMO)-vllm; code=$$?; \
+	$(BIN)/ridgeline report $(DEMO)-vllm --html $(DEMO)-vllm/report.html --quiet; exit $$code; }
 
 test: $(VENV)/.dev  ## run the tests (no GPU; two to five minutes after the set-up)
 	scripts/ensure_chromium.sh
