@@ -34,8 +34,9 @@ def oracle(data: bytes) -> int | None:
     """Content chunks of a whole good reply in these bytes; None when they are no such reply."""
     # empty lines before the status line are forgiven, as RFC 9112 (2.2) asks of servers
     data = data.lstrip(b"\r\n")
-    # a chunk longer than any memory is one that never ends; http.client cannot count so far
-    data = re.sub(rb"(?i)(\r\n0*)[0-9a-f]{14,}\r\n", rb"\1fffffff\r\n", data)
+    if b"chunked" in data.partition(b"\r\n\r\n")[0]:
+        # a chunk longer than any memory is one that never ends; http.client cannot count so far
+        data = re.sub(rb"(?i)(\r\n0*)[0-9a-f]{14,}\r\n", rb"\1fffffff\r\n", data)
     reply = http.client.HTTPResponse(FakeSocket(data), method="POST")  # type: ignore[arg-type]
     whole = True
     try:
