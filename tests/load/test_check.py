@@ -31,6 +31,23 @@ def test_digest_percentiles(n: int) -> None:
         assert found <= exact * 1.023 + 1
 
 
+def test_a_digest_counts_equal_values_as_often_as_they_came() -> None:
+    rng = random.Random(3)
+    values = [rng.randrange(1, 10**9) for _ in range(9000)]
+    times = [rng.randrange(1, 300) for _ in values]
+    digest, other = Digest(), Digest()
+    for number, (value, count) in enumerate(zip(values, times, strict=True)):
+        (digest if number % 2 else other).add(value, count)
+    assert len(digest) + len(other) == sum(times)
+    digest.merge(other)
+    assert len(digest) == sum(times)
+    exact = float(np.percentile(np.repeat(values, times), 95, method="inverted_cdf"))
+    found = digest.percentile_ns(95)
+    assert found is not None
+    assert exact <= found * 1.0001
+    assert found <= exact * 1.023 + 1
+
+
 def test_digest_without_values_measures_nothing() -> None:
     digest = Digest()
     assert digest.percentile_ns(50) is None

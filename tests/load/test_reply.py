@@ -244,6 +244,37 @@ def test_runs_of_chunks_whose_texts_end_in_backslashes() -> None:
     assert list(reply_of([(1, good * 3), (2, tail * 4)]).stamps) == [1] * 3 + [2] * 4
 
 
+@pytest.mark.parametrize(
+    ("odd", "counts"),
+    [
+        (delta(content=""), False),
+        (event(chunk_value([])), False),
+        (b": a comment\n\n", False),
+        (b"\n\n", False),
+        (b"data: {}\n\n", None),
+        (delta(content='a\\nb "quoted" \\'), True),
+        (delta(reasoning="hm"), True),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 4, 9])
+def test_one_read_of_many_chunks_counts_as_many_reads_do(
+    odd: bytes, counts: bool | None, place: int
+) -> None:
+    """Chunks that are alike are taken together; an odd one among them must not be taken for one."""
+    alike = [delta(content=f" word{i}") for i in range(10)]
+    events = [role(), delta(content="a"), delta(content="b")]
+    chunks = [*alike[:place], odd, *alike[place:]]
+    ends = [finish(), usage(32, 12), DONE]
+    begun = [(i, e) for i, e in enumerate(events)]
+    single = reply_of([*begun, *((9, e) for e in [*chunks, *ends])])
+    joined = reply_of([*begun, (9, b"".join([*chunks, *ends]))])
+    assert joined.stamps == single.stamps
+    assert joined.judge(None) == single.judge(None)
+    if counts is not None:
+        assert len(joined.stamps) == 12 + counts
+        assert joined.judge(None) == (None, None)
+
+
 def test_texts_in_any_alphabet_are_checked_to_be_utf8() -> None:
     raw = text("word").replace(b"word", "日本 é".encode())
     assert list(reply_of([(1, raw * 3), (2, raw * 5)]).stamps) == [1] * 3 + [2] * 5

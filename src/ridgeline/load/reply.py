@@ -124,7 +124,7 @@ class Reply:
         if self._events > before:
             self.event_ns = stamp_ns
         if content:
-            self.stamps.extend([stamp_ns] * content)
+            self.stamps.extend(array("q", (stamp_ns,)) * content)
             self.shared += b"\0" + b"\1" * (content - 1)
             if not kernel:
                 self.read_timed += content
@@ -138,7 +138,13 @@ class Reply:
         end = text.rfind(self._ending, place)
         if end < 0:
             return 0, 0
-        texts = text[place + len(self._prefix) : end].split(self._joint)
+        begin, stop = place + len(self._prefix), end + len(self._suffix)
+        # Cutting at one byte and comparing the whole is several times as fast as looking for all
+        # that stands between two texts; no text has a line end, so the cuts are the same.
+        low, high = len(self._prefix), -len(self._suffix)
+        texts = [event[low:high] for event in text[place:stop].split(b"\n")[::2]]
+        if self._joint.join(texts) != text[begin:end]:
+            return 0, 0
         # joined by a blank, because what ends with a backslash has not ended
         if b"" in texts or not _is_text(b" ".join(texts)):
             return 0, 0
@@ -156,7 +162,10 @@ class Reply:
 
     def _take_one(self, block: bytes, stamp_ns: int) -> bool:
         """Take one event; True when it is content."""
-        data = payload_of(block)
+        if block.startswith(b"data: ") and b"\n" not in block:  # nearly every one: no call for it
+            data: bytes | None = block[6:]
+        else:
+            data = payload_of(block)
         if data is None:
             return False
         self._events += 1
@@ -248,6 +257,8 @@ class Reply:
 
     def _finish_events(self) -> None:
         """Take a last event without its blank line: the body was whole, so the line is."""
+        if self._splitter.empty:
+            return
         stamp_ns, kernel = self._read
         before = len(self.stamps)
         try:

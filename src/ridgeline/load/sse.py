@@ -13,8 +13,6 @@ class BadStream(ValueError):
 
 def payload_of(block: bytes) -> bytes | None:
     """The data of the lines between two blank lines (LF line ends), None without a data field."""
-    if block.startswith(b"data: ") and b"\n" not in block:  # nearly every event
-        return block[6:]
     lines = [
         line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")
     ]
@@ -58,6 +56,11 @@ class SseSplitter:
             self._begun = True
             data = data.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
         return data
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing is kept of an event that is not complete."""
+        return not self._size
 
     def finish(self) -> bytes:
         """A last event that the end of the stream left without its blank line, with one."""

@@ -14,7 +14,7 @@ import threading
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ridgeline.domain.errors import StoreError
 from ridgeline.domain.records import RequestRecord, RunEvent, StepTable
@@ -153,24 +153,37 @@ def is_being_written(path: Path) -> bool:
 
 
 def read_journal(path: Path) -> JournalContent:
-    """Everything whole in a journal; raises StoreError only when it cannot be read at all."""
+    """Everything whole in a journal; raises StoreError only when it cannot be read at all.
+
+    Read frame by frame: a long run's file beside its records would be the most that it ever holds.
+    """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            return _read(file, os.fstat(file.fileno()).st_size, path)
     except OSError as error:
         raise store_error(error, path, "cannot read") from error
+
+
+def _read(file: BinaryIO, size: int, path: Path) -> JournalContent:
     content = JournalContent()
     rows = codec.RowReader(codec.RowWriter.columns)
-    at = len(MAGIC)
-    if data[:at] != MAGIC:
+    begin = file.read(len(MAGIC))
+    if begin != MAGIC:
         # Killed before the first write came through: nothing was measured yet.
-        if not MAGIC.startswith(data[:at]):
+        if not MAGIC.startswith(begin):
             raise StoreError("is not a journal of Ridgeline", where=str(path))
-        return JournalContent(cut_bytes=len(data))
-    while at + _FRAME.size < len(data):
-        length, checksum = _FRAME.unpack_from(data, at)
+        return JournalContent(cut_bytes=size)
+    at = len(MAGIC)
+    while at + _FRAME.size < size:
+        frame = file.read(_FRAME.size)
+        if len(frame) < _FRAME.size:
+            break
+        length, checksum = _FRAME.unpack(frame)
         start = at + _FRAME.size
-        payload = data[start : start + length]
-        if length == 0 or len(payload) < length or zlib.crc32(payload) != checksum:
+        if length == 0 or start + length > size:
+            break
+        payload = file.read(length)
+        if len(payload) < length or zlib.crc32(payload) != checksum:
             break
         try:
             if payload[:1] == COLUMNS:
@@ -180,7 +193,7 @@ def read_journal(path: Path) -> JournalContent:
         except (ValueError, KeyError, TypeError, struct.error):
             break  # a frame of an unknown form: nothing after it can be trusted to be ours
         at = start + length
-    content.cut_bytes = len(data) - at
+    content.cut_bytes = size - at
     return content
 
 
