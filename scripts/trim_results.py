@@ -5,11 +5,13 @@ usage: trim_results.py DIR OUT
 
 Every run keeps its record (figures, verdict, facts), its requests and its telemetry. The times of
 single chunks, nine tenths of the data, stay with the first valid repeat of each experiment only:
-the charts of a report show that one. Engine logs and earlier, void tries stay behind. Standard
-library only.
+the charts of a report show that one. Engine logs and earlier, void tries stay behind. Of absolute
+paths in the command that index.json keeps, the last part is left: a folder of the measuring host
+says nothing to a reader. Standard library only.
 """
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -22,7 +24,11 @@ def trim(source: Path, target: Path) -> int:
     """Copy what is kept; returns the bytes copied."""
     index = json.loads((source / "index.json").read_text(encoding="utf-8"))
     target.mkdir(parents=True, exist_ok=True)
-    copied = sum(_copy(source / name, target / name) for name in ("index.json", "study.yaml"))
+    if "command" in index:
+        index["command"] = _without_folders(index["command"])
+    (target / "index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    copied = (target / "index.json").stat().st_size
+    copied += _copy(source / "study.yaml", target / "study.yaml")
     shown: set[str] = set()
     for run_id in index["order"]:
         entry = index["runs"][run_id]
@@ -33,6 +39,11 @@ def trim(source: Path, target: Path) -> int:
     for cold in sorted((source / "cold").glob("*")):
         copied += _run(cold, target / "cold" / cold.name, chunks=False)
     return copied
+
+
+def _without_folders(command: str) -> str:
+    words = shlex.split(command)
+    return shlex.join(Path(w).name if Path(w).is_absolute() else w for w in words)
 
 
 def _run(source: Path, target: Path, *, chunks: bool) -> int:

@@ -100,7 +100,9 @@ def test_trimmed_results_keep_chunks_of_the_first_valid_repeat_alone(tmp_path: P
         (tmp_path / "s" / folder).mkdir(parents=True)
         for name in ("run.json", "requests.parquet", "chunks.parquet", "engine.log"):
             (tmp_path / "s" / folder / name).write_text(f"{folder} {name}")
-    (tmp_path / "s" / "index.json").write_text(json.dumps({"order": list(states), "runs": runs}))
+    command = "ridgeline study studies/a.yaml --out /srv/host7/runs/a"
+    index = {"order": list(states), "runs": runs, "command": command}
+    (tmp_path / "s" / "index.json").write_text(json.dumps(index))
     subprocess.run(
         [sys.executable, ROOT / "scripts" / "trim_results.py", tmp_path / "s", tmp_path / "out"],
         check=True, capture_output=True,
@@ -110,3 +112,5 @@ def test_trimmed_results_keep_chunks_of_the_first_valid_repeat_alone(tmp_path: P
     both = {f"{r}/{n}" for r in (*states, "cold/a-1") for n in ("run.json", "requests.parquet")}
     assert kept == {"index.json", "a-r2/chunks.parquet", *both}
     assert (out / "a-r2/chunks.parquet").read_text() == "a-r2 chunks.parquet"
+    told = json.loads((out / "index.json").read_text())
+    assert told == {**index, "command": "ridgeline study studies/a.yaml --out a"}

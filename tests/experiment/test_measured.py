@@ -148,12 +148,18 @@ RESULTS = sorted(Path(__file__).parents[2].glob("results/h200/*/*-r[0-9]*/run.js
 
 
 def test_the_account_of_every_run_on_the_gpu_closes_within_5_percent() -> None:
-    """By Little's law on the client's stamps, and against the engine's own tokens a step."""
-    assert len(RESULTS) >= 43
+    """By Little's law on the client's stamps, and against the engine's own tokens a step.
+
+    Not the latter in the probe: tokens a step stand for requests in decode only while the engine
+    steps without a pause and no chunk waits in the API server, which its loads (one user, 200) are
+    there to break.
+    """
+    assert len(RESULTS) >= 91
     for path in RESULTS:
         steps = json.loads(path.read_text())["summary"]["steps"]
         assert abs(steps["closure_error"]) < 0.05, path
-        assert abs(steps["decode_error"]) < 0.05, path
+        if path.parents[1].name != "probe":
+            assert abs(steps["decode_error"]) < 0.05, path
 
 
 def test_the_largest_closure_error_is_what_its_records_say() -> None:

@@ -68,3 +68,10 @@ def test_the_account_stands_on_the_page_with_its_errors_and_what_binds(page: str
     assert sum(parts) == pytest.approx(whole, rel=0.01)
     assert tuned[7] == "−0.1 %"
     assert "batch ceiling: max_num_seqs 64 is full" in tuned[9]
+
+
+def test_a_run_that_was_not_run_says_so_once(tmp_path: Path) -> None:
+    assert verb([RESULTS.parent / "prompts"], markdown=tmp_path / "page.md", quiet=True) == 0
+    page = (tmp_path / "page.md").read_text()
+    assert "- unique-r4: not run: it would exceed 7.5 GPU minutes" in page.splitlines()
+    assert row(page, "unique", "Experiments")[8] == "3 of 4"

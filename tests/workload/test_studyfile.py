@@ -595,3 +595,8 @@ def test_warm_ups_that_mean_nothing(lines: str, said: str) -> None:
         parsed(TEXT.replace("duration_s: 90", f"duration_s: 90\n  {lines}"))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_change_of_classes_is_told_by_their_names_and_shares() -> None:
+    told = {e.name: e.change for e in load_study(STUDIES / "h200-prompts.yaml").experiments}
+    assert told["long"] == "classes none -> short 70% + long 30%"

@@ -186,6 +186,7 @@ def _line(entry: RunEntry, experiment: ExperimentResult, result: StudyResult) ->
         state, reasons = "left out", (left_out,)
     if state == "not run" and not reasons:
         reasons = ("it was planned and has not run",)
+    reasons = tuple(r.removeprefix(f"{state}: ") for r in reasons)  # the state stands beside it
     return RunLine(
         run_id=entry.run_id,
         experiment=entry.experiment,

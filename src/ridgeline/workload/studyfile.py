@@ -261,4 +261,13 @@ def _shown(value: object) -> str:
         return "default"
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, list | tuple):
+        return " + ".join(_part_shown(part) for part in value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _part_shown(part: object) -> str:
+    """One of several parts; of a class of requests its name and share, not all its fields."""
+    if isinstance(part, Mapping) and "name" in part and "share" in part:
+        return f"{part['name']} {part['share']:.0%}"
+    return _shown(part)
