@@ -102,7 +102,7 @@ def test_tokens_never_exceed_what_the_sequences_can_hold():
         ({"max_num_active_seqs": 8}, "does not exist in release 0.21"),
         ({"max_num_scheduled_tokens": 9000}, "above max_num_batched_tokens"),
         ({"quantization": "awq"}, "does not model 'awq'"),
-        ({"kv_cache_dtype": "int8_per_token_head"}, "does not model 'int8_per_token_head'"),
+        ({"kv_cache_dtype": "nvfp4"}, "does not model 'nvfp4'"),
         ({"dtype": "float32"}, "not 'float32'"),
         ({"gpu_memory_utilization": 1.2}, "between 0 and 1"),
         ({"max_num_seqs": 0}, "above 0"),
@@ -125,7 +125,7 @@ def test_fp8_needs_a_gpu_that_has_it():
 
 def test_only_known_releases():
     assert resolved("0.21.0").version == "0.21"
-    with pytest.raises(BadInput, match=r"releases 0.21 and 0.33, not 0.9"):
+    with pytest.raises(BadInput, match=r"releases 0.21, 0.32, 0.33, not 0.9"):
         resolved("0.9.1")
     late = resolved("0.33", max_num_active_seqs=8, max_num_seqs=16, watermark=0.02)
     assert (late.max_num_active_seqs, late.watermark) == (8, 0.02)

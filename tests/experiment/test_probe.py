@@ -88,7 +88,7 @@ def test_a_study_s_own_launch_and_knobs_are_kept(tmp_path: Path) -> None:
         (["--plan", "x"], "--plan needs either --study FILE or both --model M and --gpu NAME"),
         (["--plan", "x", "--model", "Qwen3-4B"], "--plan needs either"),
         (["--plan", "x", "--model", "Qwen3-4B", "--gpu", "H900"], "unknown GPU 'H900'"),
-        (["--model", "Qwen3-4B"], "add --plan FILE"),
+        (["--model", "Qwen3-4B"], "there are no runs to fit to"),
         (["runs", "--plan", "x"], "give it no runs"),
         (["--plan", "no/such/x", "--model", "Qwen3-4B", "--gpu", "H200"], "cannot be written"),
         (["--plan", "x", "--model", "Llama-3.1-70B", "--gpu", "L4"], "not enough GPU memory"),
