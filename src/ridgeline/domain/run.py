@@ -45,6 +45,7 @@ class ClientCheck:
     connections: int | None = None
     stamp_error_p95_s: float | None = None
     stamp_error_p99_s: float | None = None
+    stamp_error_p999_s: float | None = None
     stamp_error_max_s: float | None = None
     workers: int | None = None
     faults: tuple[str, ...] = ()

@@ -135,6 +135,8 @@ class ClientFigures:
     backlog_p99_s: float | None = None
     stamp_error_p95_s: float | None = None
     stamp_error_p99_s: float | None = None
+    stamp_error_p999_s: float | None = None
+    stamp_error_max_s: float | None = None
     connections: int | None = None
     workers: int | None = None
 

@@ -20,6 +20,7 @@ from ridgeline.domain.metrics import summarise
 from ridgeline.domain.model import shape
 from ridgeline.domain.parts import with_parts
 from ridgeline.domain.records import MemorySink, RecordSink, RunRecords, records_from_requests
+from ridgeline.domain.resolvable import read_errors, withhold
 from ridgeline.domain.run import ClientCheck, RunFacts, Source, Warmup, Watch, Window
 from ridgeline.domain.steadystate import STEADY
 from ridgeline.domain.summary import Summary, VerdictFigures
@@ -221,6 +222,8 @@ def figures(meta: RunMeta, records: RunRecords, facts: RunFacts) -> Summary:
         bounds=bounds_of(meta.configuration),
     )
     summary = with_parts(summary, records, facts.window, meta.workload, meta.configuration.gpus)
+    late = read_errors(facts.client, records, facts.window)
+    summary = withhold(summary, late, open_loop=not meta.workload.arrivals.closed_loop)
     if not summary.steps:  # a twin has its own, exact
         summary = _accounted(summary, meta.configuration, records, facts)
     summary = replace(summary, bands=bands_of(summary, facts.errors))

@@ -45,6 +45,7 @@ LATE_SHARE = 0.05  # of the latency that a delay of the client would falsify
 LOAD_SHARE = 0.02  # of the load that a closed loop may lose by the client's delays
 CPU_VOID, CPU_WARN = 0.95, 0.8  # of one core
 GROSS_GAPS = 10  # as many usual gaps late is no jitter but an event of its own
+STARVED_S = 0.01  # late by that and by a usual gap: a client without its core, not one with jitter
 FEWEST_REQUESTS = 10  # for any target at all; a median needs as many
 UNFINISHED_SHARE = 0.01
 KS_LIMIT = 2.2  # Kolmogorov-Smirnov: sqrt(n) D exceeds it once in 8 000 true samples
@@ -226,11 +227,12 @@ def _late_reads(e: Evidence) -> Iterator[Doubt]:
     as if the server had stalled.
 
     An error in fewer than 5 % of the chunks leaves percentiles up to p95 nearly where they are, so
-    it voids only when p99 is asked for, or when it is so gross (a freeze) that it looks like an
-    event of the server.
+    it voids when p99 is asked for, or when it is of the size of a usual gap: such a client is
+    starved or was frozen. A smaller one withholds the figures that it could change
+    (`domain.resolvable`), and the warning says so.
     """
-    client, summary = e.facts.client, e.summary
-    gap = _usual_gap_s(e) or summary.ttft_s.p50 or 0.0
+    client = e.facts.client
+    gap = _usual_gap_s(e) or e.median_s("first_ns") or 0.0
     limit = max(FLOOR_S, LATE_SHARE * gap)
     error, rare = client.stamp_error_p95_s, client.stamp_error_p99_s
     asks_p99 = any(
@@ -244,11 +246,11 @@ def _late_reads(e: Evidence) -> Iterator[Doubt]:
     text = "the times of chunks are up to {} too late at {}, because the client read them late"
     if error is not None and error > limit:
         yield Doubt(f"client limit: {text.format(ms(error), 'p95')}; {ms(limit)} can be borne")
-    elif rare is not None and rare > (limit if asks_p99 else max(FLOOR_S, GROSS_GAPS * gap)):
+    elif rare is not None and rare > (limit if asks_p99 else max(FLOOR_S, _starved_s(gap))):
         yield Doubt(f"client limit: {text.format(ms(rare), 'p99')}")
     elif rare is not None and rare > limit:
-        yield Doubt(f"{text.format(ms(rare), 'p99')}: p99 and worst stalls may be the client's",
-                    void=False)  # fmt: skip
+        hidden = f"percentiles that this could change by more than {LATE_SHARE:.0%} are not shown"
+        yield Doubt(f"{text.format(ms(rare), 'p99')}: {hidden}", void=False)
     elif lag is not None and lag > limit and client.receive_clock == "read":
         yield Doubt(
             f"client limit: the loop lagged {ms(lag)} at p99, above {ms(limit)},"
@@ -259,9 +261,17 @@ def _late_reads(e: Evidence) -> Iterator[Doubt]:
         if worst is not None and worst > max(FLOOR_S, gap):
             yield Doubt(
                 f"the client did not look for up to {ms(worst)}: chunks of that moment share one"
-                " time, and worst stalls may be the client's",
+                " time, and worst stalls that this could have made are not shown",
                 void=False,
             )
+
+
+def _starved_s(gap_s: float) -> float:
+    """The error at p99 that no client with its core to itself has: a usual gap, and STARVED_S.
+
+    Where gaps are shorter than that, ten of them are an event of their own all the same.
+    """
+    return max(gap_s, min(STARVED_S, GROSS_GAPS * gap_s))
 
 
 def _usual_gap_s(e: Evidence) -> float | None:

@@ -52,6 +52,7 @@ def pooled(parts: Sequence[CheckFigures], faults: tuple[str, ...] = ()) -> Clien
         connections=sum(part.connections for part in parts),
         stamp_error_p95_s=_seconds(errors.percentile_ns(95)),
         stamp_error_p99_s=_seconds(errors.percentile_ns(99)),
+        stamp_error_p999_s=_seconds(errors.percentile_ns(99.9)),
         stamp_error_max_s=_seconds(errors.max_ns),
         workers=len(parts),
         faults=faults,

@@ -59,7 +59,10 @@ def _values(summary: Summary, name: str, found: Percentiles) -> tuple[str, ...]:
             cells.append(numbers.NOT_MEASURED)
         else:
             reason = missing_reason(summary, f"{name}.{statistic}")
-            cells.append("n too small" if "too small" in reason else "–")
+            if "too small" in reason:
+                cells.append("n too small")
+            else:
+                cells.append("not resolvable" if "not resolvable" in reason else "–")
     return tuple(cells)
 
 

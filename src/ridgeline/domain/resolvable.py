@@ -1,0 +1,181 @@
+"""Percentiles that the client's own late reads could have made: they are not told as numbers.
+
+The client bounds how far each chunk's time may be too late (`run.ClientCheck`, stamp_error). A
+percentile that such an error can change by more than ERROR_SHARE of itself (and by more than
+ERROR_FLOOR_S) becomes None, and `intervals` has the reason. Pure.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ridgeline.domain.records import RunRecords
+from ridgeline.domain.run import ClientCheck, Window
+from ridgeline.domain.slo import parse_slo
+from ridgeline.domain.summary import (
+    Interval,
+    LoadStepFigures,
+    PartFigures,
+    Percentiles,
+    SloResult,
+    Summary,
+)
+
+ERROR_FLOOR_S = 0.001  # a smaller error matters for no figure
+ERROR_SHARE = 0.05  # of the figure
+PERCENTS = (50, 90, 95, 99)
+NAMES = ("ttft_s", "ttft_intent_s", "itl_s", "tpot_s", "e2e_s", "worst_stall_s")
+
+Figures = TypeVar("Figures", Summary, PartFigures)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadErrors:
+    """What late reads can have done to a run (s, None = not measured).
+
+    p95 to most: of the bound of a chunk's time. chunks: of the median request with any.
+    suspect_stalls: share of the requests whose largest gap ends at chunks that came in one read, so
+    that the gap may be the client's; 1 where times are those of reads.
+    """
+
+    p95_s: float | None
+    p99_s: float | None
+    p999_s: float | None
+    most_s: float | None
+    chunks: float = 1.0
+    suspect_stalls: float = 1.0
+
+    def of(self, name: str, percent: int) -> float | None:
+        """By how much (s) the percentile of the named latency may be too large.
+
+        A rank hides what is rarer than its tail. TPOT spreads the first chunk's error over the
+        reply. A worst stall is the largest of a reply's gaps, so that the tail that matters is that
+        many times thinner; no stall is in doubt whose chunks came one by one.
+        """
+        tail = 100.0 - percent
+        if name == "worst_stall_s":
+            if 100 * self.suspect_stalls <= tail:
+                return 0.0
+            tail /= max(1.0, self.chunks)
+        found = self._beyond(tail)
+        if found is not None and name == "tpot_s":
+            found /= max(1.0, self.chunks - 1)
+        return found
+
+    def _beyond(self, tail: float) -> float | None:
+        """The error that at most `tail` percent of the chunks exceed: the next one known."""
+        known = ((5, self.p95_s), (1, self.p99_s), (0.1, self.p999_s), (0, self.most_s))
+        return next((e for share, e in known if e is not None and share <= tail), None)
+
+
+def read_errors(client: ClientCheck, records: RunRecords, window: Window) -> ReadErrors | None:
+    """What a run's late reads can have done; None when it is too little for any figure."""
+    worst = (client.stamp_error_max_s, client.stamp_error_p99_s, client.stamp_error_p95_s)
+    if max((e for e in worst if e is not None), default=0.0) <= ERROR_FLOOR_S:
+        return None
+    inside = (records.sent_ns >= window.start_ns) & (records.sent_ns < window.end_ns)
+    counts = np.diff(records.chunk_start)
+    rows = np.flatnonzero(inside & records.ok & (counts > 0))
+    suspect = 1.0
+    if client.receive_clock == "kernel" and len(rows):
+        suspect = float(_suspect(records)[rows].mean())
+    return ReadErrors(
+        client.stamp_error_p95_s,
+        client.stamp_error_p99_s,
+        client.stamp_error_p999_s,
+        client.stamp_error_max_s,
+        float(np.median(counts[rows])) if len(rows) else 1.0,
+        suspect,
+    )
+
+
+def _suspect(records: RunRecords) -> np.ndarray:
+    """Per request: does its largest gap end at the first of several chunks of one read?"""
+    at, start = records.chunk_ns, records.chunk_start
+    counts = np.diff(start)
+    found = np.zeros(len(counts), dtype=np.bool_)
+    filled = np.flatnonzero(counts > 0)
+    if not len(filled):
+        return found
+    gaps = np.diff(at, prepend=at[:1])
+    gaps[start[filled]] = 0
+    largest = np.maximum.reduceat(gaps, start[filled])
+    head = np.append(records.chunk_shared[1:], False)  # the next one came with it
+    head[start[filled][1:] - 1] = False
+    longest = gaps == np.repeat(largest, counts[filled])
+    found[filled] = np.logical_or.reduceat(longest & head, start[filled])
+    return found
+
+
+def withhold(summary: Summary, errors: ReadErrors | None, *, open_loop: bool) -> Summary:
+    """The summary without the percentiles that late reads may have made.
+
+    Those of its classes and load steps too; a limit on one that is withheld is not judged.
+    """
+    if errors is None:
+        return summary
+    gone = dict(_doubtful(summary, errors))
+    intervals = dict(summary.intervals)
+    for path, error in gone.items():
+        n = getattr(summary, path.partition(".")[0]).n
+        intervals[path] = Interval(None, None, n, _reason(error))
+    classes = {k: _without(part, errors, open_loop) for k, part in summary.classes.items()}
+    steps: list[LoadStepFigures] = [
+        replace(step, figures=_without(step.figures, errors, open_loop))
+        for step in summary.load_steps
+    ]
+    of_class: dict[tuple[str, str | None], SloResult] = {
+        (r.limit, name): r for name, part in classes.items() for r in part.slo
+    }
+    summary = _without(summary, errors, open_loop)
+    slo = tuple(
+        r if (own := of_class.get((r.limit, r.traffic_class))) is None
+        else replace(r, value=own.value, met=own.met)
+        for r in summary.slo
+    )  # fmt: skip
+    return replace(summary, intervals=intervals, classes=classes, load_steps=tuple(steps), slo=slo)
+
+
+def _reason(error_s: float) -> str:
+    return f"not resolvable: the client read late (chunk times up to {error_s * 1e3:.3g} ms off)"
+
+
+def _doubtful(figures: Summary | PartFigures, errors: ReadErrors) -> Iterator[tuple[str, float]]:
+    """Path of each percentile that is not resolvable, and the error that it may have (s)."""
+    for name in NAMES:
+        found = getattr(figures, name)
+        for percent in PERCENTS:
+            value, error = getattr(found, f"p{percent}"), errors.of(name, percent)
+            if value is None or error is None:
+                continue
+            if error > max(ERROR_FLOOR_S, ERROR_SHARE * value):
+                yield f"{name}.p{percent}", error
+
+
+def _without(figures: Figures, errors: ReadErrors, open_loop: bool) -> Figures:
+    """The figures with None for what is not resolvable, in both views, and its limits unjudged."""
+    gone = {path for path, _ in _doubtful(figures, errors)}
+    if not gone:
+        return figures
+    kept: dict[str, Any] = {name: _cut(getattr(figures, name), name, gone) for name in NAMES}
+    worst = {k: _cut(view, k, gone) for k, view in figures.failures_as_infinite.items()}
+    slo = tuple(_unjudged(result, gone, open_loop) for result in figures.slo)
+    return replace(figures, **kept, failures_as_infinite=worst, slo=slo)
+
+
+def _cut(view: Percentiles, name: str, gone: set[str]) -> Percentiles:
+    cut: dict[str, Any] = {f"p{p}": None for p in PERCENTS if f"{name}.p{p}" in gone}
+    return replace(view, **cut)
+
+
+def _unjudged(result: SloResult, gone: set[str], open_loop: bool) -> SloResult:
+    """A limit on a percentile that is gone: neither met nor missed. Those of classes stay."""
+    if result.traffic_class is not None:
+        return result
+    (limit,) = parse_slo(result.limit).limits
+    metric = "ttft_intent" if open_loop and limit.metric == "ttft" else limit.metric
+    if f"{metric}_s.{limit.statistic}" not in gone:
+        return result
+    return replace(result, value=None, met=None)
