@@ -124,6 +124,8 @@ def take_sample(records: RunRecords, window: Window) -> Sample:
     each = np.repeat(_tokens_per_chunk(records), np.diff(records.chunk_start))
     counted = (arrived >= window.start_ns) & (arrived < window.end_ns) & (each > 0)
     kept = is_gap & counted
+    gaps_s = gaps_ns[kept] / 1e9
+    del gaps_ns, is_gap  # a run of many chunks holds few columns of them at a time
     owed = np.nan_to_num(records.planned_output_tokens[rows][~ok], nan=2.0) - 1
     return Sample(
         window=window,
@@ -132,7 +134,7 @@ def take_sample(records: RunRecords, window: Window) -> Sample:
         ok=ok,
         unfinished=records.failed_with(*UNFINISHED)[rows],
         values=values,
-        gaps_s=gaps_ns[kept] / 1e9,
+        gaps_s=gaps_s,
         gap_end_ns=arrived[kept],
         chunk_at_ns=arrived[counted],
         chunk_tokens=each[counted],

@@ -173,6 +173,8 @@ def finish(
     """Turn what a run left behind into figures and a verdict, and store it all.
 
     must_store False: where nothing can be written the run is only held in memory (`unsaved`).
+    The sink's requests are let go: beside the columns and what the figures need they would be
+    held twice.
     """
     unsaved = None
     try:
@@ -182,6 +184,7 @@ def finish(
             raise
         records = unsaved = records_from_requests(sink.requests, sink.step_table)
     known = facts or rebuilt_facts(meta, sink)
+    sink.requests.clear()
     if known is not None:
         known = place_window(records, known, meta.workload)
     measured = known is not None and known.window.seconds > 0  # not so when stopped in warm-up

@@ -221,8 +221,8 @@ def _read_chunks(path: Path, index: Ints) -> _Chunks:
     frame = _read(path)
     return _Chunks(
         np.searchsorted(index, frame["request"].to_numpy()),
-        frame["at_ns"].to_numpy(writable=True),
-        frame["shared"].to_numpy(writable=True),
+        frame["at_ns"].to_numpy(),
+        frame["shared"].to_numpy(),
     )
 
 
