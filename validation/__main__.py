@@ -95,7 +95,11 @@ def _run(given: argparse.Namespace) -> int:
             body["trace"] = _trace(trace.read_trace(trace_path), say)
             met &= all(abs(e) <= BARS["trace"] for e in body["trace"]["held_out"].values())
     if both or given.host:
-        body["host"] = {"rows": host.score_rows(say), "runs": host.score_runs(say)}
+        body["host"] = {
+            "rows": host.score_rows(say),
+            "runs": host.score_runs(say),
+            "probe": host.score_probe(say),
+        }
     if given.json is not None:
         text = json.dumps(body, indent=1) + "\n"
         if given.json == "-":

@@ -39,14 +39,29 @@ def test_runs_of_a_study_after_a_calibration_on_four_of_its_experiments():
     assert "held out" in told[0]
 
 
+def test_a_probe_of_two_minutes_predicts_the_throughput_of_two_studies():
+    some = ("seqs-32", "fp8", "seqs-128", "eager", "long", "shared", "unique-cached")
+    body = host.score_probe(lambda line: None, only=some)
+    assert set(body["knobs"]["runs"]) | set(body["prompts"]["runs"]) == set(some)
+    for study in body.values():
+        before, after = study["mape"]["output_tokens_per_s"]
+        assert after < 0.10 < before
+    # Missed, and docs/twin.md says so: gaps at 128 slots, where the API server merges chunks.
+    assert body["knobs"]["runs"]["seqs-128"]["itl_mean_s"][1] < -0.4
+
+
 def test_the_stored_calibration_was_fitted_to_what_it_says():
     import json  # noqa: PLC0415
 
-    stored = json.loads(host.STORED.read_text())
-    assert sorted(r["name"] for r in stored["runs"]) == sorted(host.RUNS_FIT)
-    measured = {o.name: o.figures for o in host.observations()}
-    for run in stored["runs"]:
-        assert run["measured"] == pytest.approx(dict(measured[run["name"]])), run["name"]
+    for path, names, folder in (
+        (host.STORED, host.RUNS_FIT, host.RUNS),
+        (host.PROBE, host.PROBE_FIT, host.RESULTS / "probe"),
+    ):
+        stored = json.loads(path.read_text())
+        assert sorted(r["name"] for r in stored["runs"]) == sorted(names)
+        measured = {o.name: o.figures for o in host.observations(folder)}
+        for run in stored["runs"]:
+            assert run["measured"] == pytest.approx(dict(measured[run["name"]])), run["name"]
 
 
 def test_aiconfigurator_stands_beside_on_the_same_rows(tmp_path, capsys):

@@ -1,7 +1,9 @@
 """A calibration must find constants that are known, and refuse what teaches it nothing."""
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -163,3 +165,14 @@ def test_constants_of_other_names_are_refused():
         calibrated(configuration, {"step_gap": 1.0})
     with pytest.raises(BadInput, match="above 0"):
         calibrated(configuration, {"step_gap_ns": 0.0})
+
+
+def test_runs_without_the_times_of_chunks_teach_what_their_records_say(tmp_path):
+    """Trimmed results keep the chunks of one repeat; the figures of the others are in run.json."""
+    full = Path(__file__).parents[2] / "results" / "h200" / "knobs" / "seqs-64-r1"
+    trimmed = tmp_path / "seqs-64-r1"
+    shutil.copytree(full, trimmed)
+    (trimmed / "chunks.parquet").unlink()
+    (whole,), (rest,) = read_observations([full]), read_observations([trimmed])
+    assert len(whole.figures) == 7
+    assert rest.figures == pytest.approx(dict(whole.figures))

@@ -180,7 +180,8 @@ def _observation(group: Sequence[StoredRun]) -> Observation:
         records = run.records()
         assert run.facts is not None
         sample = take_sample(records, run.facts.window)
-        columns.append(_figures(sample, throughput(records, sample, 1).output_tokens_per_s))
+        taken = _figures(sample, throughput(records, sample, 1).output_tokens_per_s)
+        columns.append({**_told(run), **taken})
         over = records.prompt_tokens - records.planned_prompt_tokens
         extra.append(float(np.nanmedian(over)) if np.isfinite(over).any() else 0.0)
     names = [n for n in FIGURES if all(n in c for c in columns)]
@@ -205,6 +206,19 @@ def _figures(sample: Sample, tokens_per_s: float | None) -> dict[str, float]:
         for statistic in ("mean", "p50", "p95"):
             found[f"{name}_{statistic}_s"] = getattr(values, statistic) or 0.0
     return {n: v for n, v in found.items() if v > 0}
+
+
+def _told(run: StoredRun) -> dict[str, float]:
+    """The same figures from the run's record: trimmed results keep no times of single chunks."""
+    assert run.summary is not None
+    body = run.summary.to_json()
+    found: dict[str, float] = {}
+    for name, path in PATHS.items():
+        part, _, leaf = path.partition(".")
+        value = (body.get(part) or {}).get(leaf)
+        if value:
+            found[name] = float(value)
+    return found
 
 
 def simulate(observation: Observation, constants: Any) -> dict[str, float]:
