@@ -1,5 +1,6 @@
 """How far a twin's prediction may be off: short runs of it with other constants."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -38,15 +39,21 @@ def prediction_errors(
     """Standard errors (logarithms) of the figures by path; empty where short runs show nothing.
 
     One replica with its share of the load stands for several. `stay_s` is how long a request stays
-    (mean E2E): a window must outlast it.
+    (mean E2E): a window must outlast it. It is taken up to the next half octave, so that the
+    repeats of an experiment ask the same question and are answered once.
     """
-    one, load = _one_replica(twin, _short(workload, stay_s))
+    one, load = _one_replica(twin, _short(workload, _half_octave(stay_s)))
     key = repr((one.shape.name, one.gpu.name, one.knobs, one.constants, doubt, load))
     if key not in _known:
         if len(_known) >= MOST_KEPT:
             _known.clear()
         _known[key] = _errors(one, load, doubt)
     return _known[key]
+
+
+def _half_octave(value: float) -> float:
+    """The next power of the root of two, value itself where it is not above 0."""
+    return 2.0 ** (math.ceil(2 * math.log2(value)) / 2) if value > 0 else value
 
 
 def _errors(twin: Twin, load: Workload, doubt: Doubt) -> dict[str, float]:
