@@ -5,6 +5,7 @@ sent each token, and a test elsewhere holds that log against its plan.
 """
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -19,11 +20,25 @@ TTFT_MS, ITL_MS, STREAMS, TOKENS = 100.0, 10.0, 50, 20
 ATTEMPTS = 4
 
 
+def promptly() -> list[str]:
+    """What starts a program so that other tests' work does not keep it from its core.
+
+    Real-time scheduling where that is allowed (root), else a wish that may be refused: then a busy
+    machine can make all attempts void.
+    """
+    realtime = ["chrt", "--rr", "1"]
+    if shutil.which("chrt"):
+        tried = subprocess.run([*realtime, "true"], check=False, capture_output=True)
+        if tried.returncode == 0:
+            return realtime
+    return ["nice", "-n", "-10"]
+
+
 def test_measured_latencies_are_within_one_ms_of_the_truth_at_p95(tmp_path: Path) -> None:
     """A run that bench itself calls void because the client was the limit is tried again.
 
     That is its honest answer on a machine that is busy with other tests; what it calls valid must
-    be right. `nice` raises the client's share where that is allowed.
+    be right.
     """
     fixed = ("--fixed-ttft-ms", str(TTFT_MS), "--fixed-itl-ms", str(ITL_MS), "--realtime")
     load = ["--users", str(STREAMS), "--duration", "3", "--warmup", "1", "--ignore-eos"]
@@ -33,7 +48,7 @@ def test_measured_latencies_are_within_one_ms_of_the_truth_at_p95(tmp_path: Path
         folder.mkdir()
         target = ["--json", str(folder / "out.json"), "--out", str(folder / "run")]
         with running(folder, *fixed) as server:
-            bench = ["nice", "-n", "-10", *RIDGELINE, "bench", server.url]
+            bench = [*promptly(), *RIDGELINE, "bench", server.url]
             ended = subprocess.run(
                 [*bench, *load, *sizes, *target],
                 check=False,
