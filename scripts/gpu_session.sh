@@ -55,7 +55,11 @@ install() {
 }
 
 name_of() { sed -n 's/^name: *//p' "${1%% *}" | head -1; }
-running() { [ -f "$1/pid" ] && kill -0 "$(cat "$1/pid")" 2>/dev/null; }
+# A process that has ended may stay in the process table where nobody collects it (state Z).
+running() {
+    [ -f "$1/pid" ] && [ ! -f "$1/finished" ] || return 1
+    grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$(cat "$1/pid")/status"
+}
 
 start() {
     local state=$1 study; shift
@@ -122,7 +126,7 @@ stop() {
     running "$1" || { echo "nothing runs"; return; }
     touch "$1/stopped"
     [ ! -f "$1/child" ] || kill -TERM "$(cat "$1/child")" 2>/dev/null || true
-    while running "$1"; do sleep 0.5; done
+    while running "$1"; do sleep 0.2; done
     echo "stopped"
 }
 

@@ -80,6 +80,31 @@ def test_stop_ends_the_study_and_the_studies_after_it(tmp_path: Path) -> None:
     assert (tmp_path / "begun").read_text() == "begun\n", "the second study was not begun"
 
 
+def test_a_session_that_ended_does_not_keep_the_next_from_beginning(tmp_path: Path) -> None:
+    """Its process may stay in the table: nobody collects it in some containers."""
+    study, state = tmp_path / "s.yaml", tmp_path / "state"
+    study.write_text(STUDY)
+    state.mkdir()
+    with subprocess.Popen(["true"]) as ended, subprocess.Popen(["sleep", "60"]) as living:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
+        (state / "pid").write_text(f"{ended.pid}\n")
+        session(tmp_path, "start", str(state), str(study), ridgeline="true")
+        session(tmp_path, "wait", str(state), "20", ridgeline="true")
+
+        # finished, and its number belongs to another process by now
+        (state / "pid").write_text(f"{living.pid}\n")
+        session(tmp_path, "start", str(state), str(study), ridgeline="true")
+        session(tmp_path, "wait", str(state), "20", ridgeline="true")
+
+        (state / "finished").unlink()
+        (state / "pid").write_text(f"{living.pid}\n")
+        command = [SCRIPT, "start", state, study]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        living.kill()
+    assert done.returncode == 2
+    assert "are running already: 'wait' follows them" in done.stderr
+
+
 def test_what_cannot_work_is_said(tmp_path: Path) -> None:
     for arguments, words in (
         (("start", "state", "nowhere.yaml"), "no study file nowhere.yaml"),
