@@ -1,15 +1,13 @@
 """`ridgeline bench`: measure a server that runs already."""
 
 import datetime
-import enum
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from ridgeline.cli.clientoptions import LONGEST_TIME_S, client_of, routing_of
+from ridgeline.cli import options
+from ridgeline.cli.benchtraffic import check_lengths, check_numbers, seconds_of, workload_of
+from ridgeline.cli.clientoptions import client_of, routing_of
 from ridgeline.cli.loadoptions import LoadOptions, arrivals_of, classes_of, images_of
 from ridgeline.cli.output import (
     GATE_FAILED,
@@ -27,275 +25,74 @@ from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
     from ridgeline.domain.summary import Summary
-    from ridgeline.domain.workload import (
-        Arrivals,
-        Outputs,
-        Prompts,
-        Sessions,
-        TrafficClass,
-        Workload,
-    )
     from ridgeline.engines.base import Engine
     from ridgeline.experiment.plan import Plan
     from ridgeline.store.run_directory import StoredRun
 
 NAME = "bench"
-DEFAULT_DURATION_S = 30.0
-LONGEST_S = 3600.0  # a run of --requests that has not ended by then ends with what it has
-# The upper ends of a study file hold here too.
-MOST_USERS, MOST_REQUESTS, MOST_TOKENS, MOST_GPUS = 100_000, 100_000_000, 10_000_000, 4096
-LEAST_BURSTINESS, MOST_BURSTINESS = 0.01, 1000.0
-HIGHEST_PRICE = 1e6
-LEAST_AUTO_S = 8.0  # a shorter window is too short to tell a steady state in
-AUTO = "auto"
-
-
-class EndpointKind(enum.StrEnum):
-    """Which part of the API is asked."""
-
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-
-
-class Law(enum.StrEnum):
-    """Law of a pause."""
-
-    CONSTANT = "constant"
-    EXPONENTIAL = "exponential"
-
-
-class TraceFormat(enum.StrEnum):
-    """How a trace is written."""
-
-    MOONCAKE = "mooncake"
-    AZURE = "azure"
-    BURSTGPT = "burstgpt"
-    RECORDS = "records"
-
-
-class PromptFormat(enum.StrEnum):
-    """How a file of prompts is written."""
-
-    TEXT = "text"
-    JSONL = "jsonl"
-    SHAREGPT = "sharegpt"
-
-
-class Process(enum.StrEnum):
-    """Law of the arrivals of an open loop."""
-
-    POISSON = "poisson"
-    CONSTANT = "constant"
-    GAMMA = "gamma"
 
 
 def bench(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Base URL, with or without /v1.")],
+    url: options.Url,
     *,
-    model: Annotated[
-        str | None, typer.Option(metavar="M", help="Model name [the first one served].")
-    ] = None,
-    endpoint: Annotated[EndpointKind, typer.Option(help="API to use.")] = EndpointKind.CHAT,
-    users: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=MOST_USERS,
-            help="Closed loop: N users, one request at a time each.",
-        ),
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option(metavar="R", help="Open loop: R requests per second.")
-    ] = None,
-    process: Annotated[Process, typer.Option(help="Arrivals of --rate.")] = Process.POISSON,
-    burstiness: Annotated[
-        float, typer.Option(metavar="B", help="Shape of --process gamma; smaller is burstier.")
-    ] = 1.0,
-    user_steps: Annotated[
-        str, typer.Option(metavar="N:S,...", help="N users for S seconds, and so on.")
-    ] = "",
-    rate_steps: Annotated[
-        str, typer.Option(metavar="R:S,...", help="R requests/s for S seconds, and so on.")
-    ] = "",
-    think_time: Annotated[
-        float, typer.Option(metavar="S", help="A user's pause before the next request.")
-    ] = 0.0,
-    think_time_law: Annotated[
-        Law, typer.Option(help="Always so long, or on average.")
-    ] = Law.CONSTANT,
-    ramp: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Users begin over S seconds [5, at most half the warm-up]."),
-    ] = None,
-    max_concurrency: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=MOST_USERS, help="At most N in flight at a rate."),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Replay a trace (or the requests of a run's folder)."),
-    ] = None,
-    trace_format: Annotated[
-        TraceFormat | None, typer.Option(help="How it is read [told by its first line].")
-    ] = None,
-    trace_speed: Annotated[float, typer.Option(metavar="X", help="Replay X times as fast.")] = 1.0,
-    trace_from: Annotated[
-        float, typer.Option(metavar="S", help="Begin S seconds into the trace.")
-    ] = 0.0,
-    trace_to: Annotated[
-        float | None, typer.Option(metavar="S", help="End S seconds into the trace.")
-    ] = None,
-    turns: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, max=10_000, help="Sessions of N turns with the talk so far."
-        ),
-    ] = None,
-    turn_think_time: Annotated[
-        float, typer.Option(metavar="S", help="Pause between the turns of a session.")
-    ] = 0.0,
-    classes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--class",
-            metavar="NAME:KEY=VALUE,...",
-            help="A class of requests: share, prompt_tokens, output_tokens, shared_prefix_tokens,"
-            " priority, SLO keys. Repeat it.",
-        ),
-    ] = None,
-    duration: Annotated[
-        float | None, typer.Option(metavar="S", help="Measure for S seconds [30].")
-    ] = None,
-    requests: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=MOST_REQUESTS, help="Measure N requests instead."),
-    ] = None,
-    warmup: Annotated[
-        str | None,
-        typer.Option(
-            metavar="S",
-            help="Warm-up of S seconds, or auto: until the run is steady"
-            f" [auto; a fifth of a --duration below {LEAST_AUTO_S:g}].",
-        ),
-    ] = None,
-    warmup_limit: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="The most that --warmup auto may take [60]."),
-    ] = None,
-    prompt_tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, max=MOST_TOKENS, help="Tokens a prompt.")
-    ] = 256,
-    output_tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, max=MOST_TOKENS, help="Most tokens a reply.")
-    ] = 128,
-    spread: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Lengths vary evenly by this share of them, both ways."),
-    ] = 0.0,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Ask for exactly as many output tokens.")
-    ] = False,
-    prompt_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Prompts from lines, JSONL or ShareGPT conversations."),
-    ] = None,
-    prompt_format: Annotated[
-        PromptFormat | None, typer.Option(help="How it is read [told by its beginning].")
-    ] = None,
-    unsalted: Annotated[
-        bool, typer.Option("--unsalted", help="Send the texts of --prompt-file as they are.")
-    ] = False,
-    images: Annotated[
-        str, typer.Option(metavar="N:WxH", help="N images of W x H pixels in each prompt (chat).")
-    ] = "",
-    temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="Sampling parameter, as the API has it.")
-    ] = None,
-    top_p: Annotated[float | None, typer.Option(metavar="P", help="Sampling parameter.")] = None,
-    top_k: Annotated[int | None, typer.Option(metavar="K", help="Sampling parameter.")] = None,
-    sampling_seed: Annotated[
-        int | None, typer.Option(metavar="N", help="The server's own seed, sent as `seed`.")
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Text that ends a reply. Repeat it.")
-    ] = None,
-    extra_body: Annotated[
-        str, typer.Option(metavar="JSON", help="More fields of every request's body.")
-    ] = "",
-    header: Annotated[
-        list[str] | None,
-        typer.Option(metavar="K=V", help="A header of every request; no secrets. Repeat it."),
-    ] = None,
-    salt: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The same prompts again [fresh in each run].")
-    ] = None,
-    token_ids: Annotated[
-        bool, typer.Option("--token-ids", help="Send completions token ids, exactly as planned.")
-    ] = False,
-    seed: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, max=(1 << 63) - 1, help="Seed of arrivals, lengths."),
-    ] = 0,
-    slo: Annotated[
-        str,
-        typer.Option(metavar="LIMITS", help='"ttft_p95_ms=2000,itl_p95_ms=20"; exit 1 if missed.'),
-    ] = "",
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU behind the URL.")] = None,
-    gpus: Annotated[
-        int, typer.Option(metavar="N", min=1, max=MOST_GPUS, help="How many of them.")
-    ] = 1,
-    price_per_gpu_hour: Annotated[
-        float | None, typer.Option(metavar="USD", min=0, help="Price, for the cost per token.")
-    ] = None,
-    json: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the summary as JSON; - is stdout.")
-    ] = None,
-    export_vllm: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write the run as vllm bench serve --save-detailed does."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where results go [runs/bench-<time>].")
-    ] = None,
-    grace: Annotated[
-        float,
-        typer.Option(metavar="S", help="Follow requests for S seconds after the window."),
-    ] = 60.0,
-    connect_timeout: Annotated[
-        float, typer.Option(metavar="S", help="Longest time to connect.")
-    ] = 10.0,
-    first_token_timeout: Annotated[
-        float, typer.Option(metavar="S", help="Longest time to the first token; 0: no limit.")
-    ] = 120.0,
-    chunk_timeout: Annotated[
-        float, typer.Option(metavar="S", help="Longest time between chunks; 0: no limit.")
-    ] = 60.0,
-    timeout: Annotated[
-        float, typer.Option(metavar="S", help="Longest time of a whole request; 0: no limit.")
-    ] = 600.0,
-    workers: Annotated[
-        str,
-        typer.Option(
-            metavar="N", help="Client processes, one event loop each; auto: one core left free."
-        ),
-    ] = "1",
-    more_urls: Annotated[
-        list[str] | None,
-        typer.Option("--url", metavar="URL", help="Another replica of URL; repeat for more."),
-    ] = None,
-    routing: Annotated[
-        str,
-        typer.Option(
-            metavar="RULE",
-            help="How replicas share requests: round-robin, least-loaded, prefix-aware.",
-        ),
-    ] = "round-robin",
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Plain lines instead of a live bar, no table.")
-    ] = False,
+    model: options.Model = None,
+    endpoint: options.Endpoint = options.EndpointKind.CHAT,
+    users: options.Users = None,
+    rate: options.Rate = None,
+    process: options.Process = options.ArrivalLaw.POISSON,
+    burstiness: options.Burstiness = 1.0,
+    user_steps: options.UserSteps = "",
+    rate_steps: options.RateSteps = "",
+    think_time: options.ThinkTime = 0.0,
+    think_time_law: options.ThinkTimeLaw = options.PauseLaw.CONSTANT,
+    ramp: options.Ramp = None,
+    max_concurrency: options.MaxConcurrency = None,
+    trace: options.Trace = None,
+    trace_format: options.TraceFormat = None,
+    trace_speed: options.TraceSpeed = 1.0,
+    trace_from: options.TraceFrom = 0.0,
+    trace_to: options.TraceTo = None,
+    turns: options.Turns = None,
+    turn_think_time: options.TurnThinkTime = 0.0,
+    classes: options.Classes = None,
+    duration: options.Duration = None,
+    requests: options.Requests = None,
+    warmup: options.Warmup = None,
+    warmup_limit: options.WarmupLimit = None,
+    prompt_tokens: options.PromptTokens = 256,
+    output_tokens: options.OutputTokens = 128,
+    spread: options.Spread = 0.0,
+    ignore_eos: options.IgnoreEos = False,
+    prompt_file: options.PromptFile = None,
+    prompt_format: options.PromptFormat = None,
+    unsalted: options.Unsalted = False,
+    images: options.Images = "",
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    sampling_seed: options.SamplingSeed = None,
+    stop: options.Stop = None,
+    extra_body: options.ExtraBody = "",
+    header: options.Header = None,
+    salt: options.Salt = None,
+    token_ids: options.TokenIds = False,
+    seed: options.Seed = 0,
+    slo: options.Slo = "",
+    gpu: options.Gpu = None,
+    gpus: options.Gpus = 1,
+    price_per_gpu_hour: options.PricePerGpuHour = None,
+    json: options.JsonFile = None,
+    export_vllm: options.ExportVllm = None,
+    out: options.Out = None,
+    grace: options.Grace = 60.0,
+    connect_timeout: options.ConnectTimeout = 10.0,
+    first_token_timeout: options.FirstTokenTimeout = 120.0,
+    chunk_timeout: options.ChunkTimeout = 60.0,
+    timeout: options.Timeout = 600.0,
+    workers: options.Workers = "1",
+    more_urls: options.MoreUrls = None,
+    routing: options.Routing = "round-robin",
+    quiet: options.Quiet = False,
 ) -> int:
     """Measure the OpenAI-compatible server at URL under a load of users or of a rate.
 
@@ -322,7 +119,7 @@ def bench(
 
     limits = parse_slo(slo)
     times = {
-        "--duration": duration, "--warmup": _seconds(warmup), "--warmup-limit": warmup_limit,
+        "--duration": duration, "--warmup": seconds_of(warmup), "--warmup-limit": warmup_limit,
         "--turn-think-time": turn_think_time,
     }  # fmt: skip
     client = client_of(
@@ -335,13 +132,13 @@ def bench(
     )
     urls = (url, *(more_urls or ()))
     rule = routing_of(routing, len(urls))
-    _check_numbers(times, spread=spread, burstiness=burstiness, price=price_per_gpu_hour)
+    check_numbers(times, spread=spread, burstiness=burstiness, price=price_per_gpu_hour)
     load = LoadOptions(
         users, rate, user_steps, rate_steps, process, burstiness, think_time, think_time_law,
         ramp, max_concurrency, trace, trace_format, trace_speed, trace_from, trace_to,
     )  # fmt: skip
     arrivals = arrivals_of(load)
-    _check(arrivals, duration, requests)
+    check_lengths(arrivals, duration, requests)
     folder = out or Path("runs") / f"bench-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     ensure_json_target(json, folder)
     if export_vllm is not None:
@@ -355,7 +152,7 @@ def bench(
     if (prompts.images or prompts.file) and turns is not None:
         raise BadInput("--turns goes with neither --prompt-file nor --images")
     outputs = Outputs(Lengths(output_tokens, spread), ignore_eos)
-    workload = _workload(
+    workload = workload_of(
         arrivals,
         prompts,
         outputs,
@@ -368,15 +165,15 @@ def bench(
     )
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k,
                 "seed": sampling_seed, "stop": stop or None}  # fmt: skip
-    options = RequestOptions(
+    request_options = RequestOptions(
         check_sampling({k: v for k, v in sampling.items() if v is not None}, "bench"),
         parse_extra_body(extra_body or "{}", "--extra-body"),
         parse_headers(header or [], "--header"),
     )
-    if token_ids and (endpoint is not EndpointKind.COMPLETIONS or turns is not None):
+    if token_ids and (endpoint is not options.EndpointKind.COMPLETIONS or turns is not None):
         raise BadInput("--token-ids goes with --endpoint completions, and not with --turns")
     workload = replace(
-        workload, client=client, options=options, salt=salt or None, token_ids=token_ids
+        workload, client=client, options=request_options, salt=salt or None, token_ids=token_ids
     )
     info = HttpEndpoint(urls, model=model).info()
     configuration = Configuration(
@@ -396,38 +193,6 @@ def bench(
     return _measure(plan, folder, (json, export_vllm), EndpointEngine(), quiet=quiet)
 
 
-def _check(arrivals: "Arrivals", duration: float | None, requests: int | None) -> None:
-    if duration is not None and requests is not None:
-        raise BadInput("give --duration or --requests, not both")
-    if arrivals.steps and (duration is not None or requests is not None):
-        raise BadInput("the steps decide how long the run is: leave out --duration and --requests")
-    if duration == 0:
-        raise BadInput("--duration must be above 0 seconds")
-
-
-def _check_numbers(
-    times: Mapping[str, float | None],
-    *,
-    spread: float,
-    burstiness: float,
-    price: float | None,
-) -> None:
-    """Refuse what is no sensible number; typer takes nan and inf for numbers within any bounds."""
-    for name, seconds in times.items():
-        if seconds is not None and not 0 <= seconds <= LONGEST_TIME_S:
-            raise BadInput(f"{name} must be 0 to {LONGEST_TIME_S:g} seconds, not {seconds:g}")
-    if times["--warmup-limit"] == 0:
-        raise BadInput("--warmup-limit must be above 0 seconds", fix="--warmup 0 for none")
-    if not 0 <= spread <= 1:
-        raise BadInput(f"--spread must be 0 to 1, not {spread:g}")
-    if not LEAST_BURSTINESS <= burstiness <= MOST_BURSTINESS:
-        raise BadInput(
-            f"--burstiness must be {LEAST_BURSTINESS:g} to {MOST_BURSTINESS:g}, not {burstiness:g}"
-        )
-    if price is not None and not 0 <= price <= HIGHEST_PRICE:
-        raise BadInput(f"--price-per-gpu-hour must be 0 to {HIGHEST_PRICE:g}, not {price:g}")
-
-
 def _known(gpu: str | None) -> str | None:
     """The catalogue's name of a GPU; raises BadInput for an unknown one."""
     from ridgeline.domain import hardware  # noqa: PLC0415
@@ -436,62 +201,6 @@ def _known(gpu: str | None) -> str | None:
         return None if gpu is None else hardware.gpu(gpu).name
     except BadInput as error:
         raise BadInput(error.what, where="--gpu", fix=error.fix) from None
-
-
-def _workload(
-    arrivals: "Arrivals",
-    prompts: "Prompts",
-    outputs: "Outputs",
-    *,
-    classes: "tuple[TrafficClass, ...]",
-    sessions: "Sessions | None",
-    duration: float | None,
-    warmup: tuple[str | None, float | None],
-    requests: int | None,
-    seed: int,
-) -> "Workload":
-    """The traffic; `warmup` is its length and its limit as asked for."""
-    from ridgeline.domain.workload import (  # noqa: PLC0415
-        LONGEST_FIXED_WARMUP_S,
-        WARMUP_LIMIT_S,
-        WARMUP_SHARE,
-        Workload,
-    )
-
-    measured = duration or (LONGEST_S if requests else DEFAULT_DURATION_S)
-    if arrivals.steps:
-        measured = sum(step.for_s for step in arrivals.steps)
-    asked, limit = warmup
-    if arrivals.trace is not None and duration is None:
-        measured = arrivals.trace.seconds
-    short = measured < LEAST_AUTO_S and limit is None
-    timed = bool(arrivals.steps) or arrivals.trace is not None
-    if asked is None and (short or timed):
-        asked = str(min(WARMUP_SHARE * measured, LONGEST_FIXED_WARMUP_S))
-    fixed = _seconds(asked)
-    if fixed is not None and limit is not None:
-        raise BadInput("--warmup-limit belongs to --warmup auto", fix="leave one of them out")
-    if fixed is None and timed:
-        raise BadInput("--warmup auto goes with neither steps nor a trace: their times are fixed")
-    if arrivals.trace is not None and duration is None:
-        from ridgeline.workload.traces import trace_window_s  # noqa: PLC0415
-
-        measured = trace_window_s(arrivals.trace, fixed or 0.0)
-    seconds = fixed if fixed is not None else limit or WARMUP_LIMIT_S
-    automatic = fixed is None
-    return Workload(
-        arrivals, prompts, outputs, measured, seconds, requests, seed, automatic, classes, sessions
-    )
-
-
-def _seconds(warmup: str | None) -> float | None:
-    """A fixed warm-up as a number, None for an automatic one."""
-    if warmup in (None, AUTO):
-        return None
-    try:
-        return float(warmup or "")
-    except ValueError:
-        raise BadInput(f"--warmup must be a number of seconds or {AUTO}, not {warmup!r}") from None
 
 
 def _measure(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli.bench import MOST_TOKENS, MOST_USERS, EndpointKind
+from ridgeline.cli import options
 from ridgeline.cli.output import (
     GATE_FAILED,
     INTERRUPTED,
@@ -77,38 +77,25 @@ def knee(
         str | None,
         typer.Option(metavar="NAME", help="Which experiment of FILE [its baseline]."),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="M", help="Model name at URL [the first one served].")
-    ] = None,
-    endpoint: Annotated[EndpointKind, typer.Option(help="API to use at URL.")] = EndpointKind.CHAT,
-    prompt_tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, max=MOST_TOKENS, help="Tokens a prompt (URL).")
-    ] = 256,
-    output_tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, max=MOST_TOKENS, help="Most tokens a reply (URL).")
-    ] = 128,
-    spread: Annotated[
-        float, typer.Option(min=0, max=1, help="Lengths vary by this share, both ways (URL).")
-    ] = 0.0,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Ask for exactly as many output tokens (URL).")
-    ] = False,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, max=(1 << 63) - 1, help="Seed of arrivals (URL).")
-    ] = 0,
-    json: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the result as JSON; - is stdout.")
-    ] = None,
+    model: options.Model = None,
+    endpoint: options.Endpoint = options.EndpointKind.CHAT,
+    prompt_tokens: options.PromptTokens = 256,
+    output_tokens: options.OutputTokens = 128,
+    spread: options.Spread = 0.0,
+    ignore_eos: options.IgnoreEos = False,
+    seed: options.Seed = 0,
+    json: options.JsonFile = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where results go [runs/knee-<time>].")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Plain lines, no table.")] = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Find the saturation knee, and with targets the highest load that meets them.
 
     Doubles the load until throughput rises no more (and the targets are missed), then bisects.
     Every level has fresh prompts and a verdict of its own; void levels count for nothing. The same
-    --out goes on where a search was cut off. A FILE with engine: twin needs no GPU and seconds.
+    --out goes on where a search was cut off. A FILE with engine: twin needs no GPU and seconds; it
+    says the traffic itself, so that the options from --model to --seed belong to a URL.
     """
     from ridgeline.experiment.knee import search_knee  # noqa: PLC0415  --help is quick
     from ridgeline.store.study_directory import StudyDirectory  # noqa: PLC0415
@@ -162,7 +149,7 @@ def _check_numbers(asked: dict[str, float | None], kind: str | None) -> None:
         raise BadInput(f"--resolution must be 0.01 to 1, not {resolution:g}")
     if not (minutes is not None and 0 < minutes <= 1440):
         raise BadInput(f"--minutes must be above 0 and at most 1440, not {minutes:g}")
-    top = MOST_USERS if kind == "users" else MOST_RATE
+    top = options.MOST_USERS if kind == "users" else MOST_RATE
     least = 1 if kind == "users" else LEAST_RATE
     for name in ("start", "most"):
         value = asked[name]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ridgeline.cli.options import MOST_TOKENS, MOST_USERS
 from ridgeline.domain.errors import BadInput, nearest
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
         TrafficClass,
     )
 
-# The upper ends of a study file hold here too.
-MOST_USERS, MOST_TOKENS = 100_000, 10_000_000
 LEAST_RATE, MOST_RATE = 0.001, 1e6
 LONGEST_S = 86_400.0
 MOST_PRIORITY = 1_000_000

@@ -1,0 +1,113 @@
+"""The traffic that `ridgeline bench` offers, from its options; what it refuses names the option."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ridgeline.cli.clientoptions import LONGEST_TIME_S
+from ridgeline.cli.options import LEAST_AUTO_S
+from ridgeline.domain.errors import BadInput
+
+if TYPE_CHECKING:
+    from ridgeline.domain.workload import (
+        Arrivals,
+        Outputs,
+        Prompts,
+        Sessions,
+        TrafficClass,
+        Workload,
+    )
+
+DEFAULT_DURATION_S = 30.0
+LONGEST_S = 3600.0  # a run of --requests that has not ended by then ends with what it has
+LEAST_BURSTINESS, MOST_BURSTINESS = 0.01, 1000.0
+HIGHEST_PRICE = 1e6
+AUTO = "auto"
+
+
+def check_lengths(arrivals: "Arrivals", duration: float | None, requests: int | None) -> None:
+    """Refuse lengths of a run that contradict each other or its arrivals; raises BadInput."""
+    if duration is not None and requests is not None:
+        raise BadInput("give --duration or --requests, not both")
+    if arrivals.steps and (duration is not None or requests is not None):
+        raise BadInput("the steps decide how long the run is: leave out --duration and --requests")
+    if duration == 0:
+        raise BadInput("--duration must be above 0 seconds")
+
+
+def check_numbers(
+    times: Mapping[str, float | None],
+    *,
+    spread: float,
+    burstiness: float,
+    price: float | None,
+) -> None:
+    """Refuse what is no sensible number; typer takes nan and inf for numbers within any bounds."""
+    for name, seconds in times.items():
+        if seconds is not None and not 0 <= seconds <= LONGEST_TIME_S:
+            raise BadInput(f"{name} must be 0 to {LONGEST_TIME_S:g} seconds, not {seconds:g}")
+    if times["--warmup-limit"] == 0:
+        raise BadInput("--warmup-limit must be above 0 seconds", fix="--warmup 0 for none")
+    if not 0 <= spread <= 1:
+        raise BadInput(f"--spread must be 0 to 1, not {spread:g}")
+    if not LEAST_BURSTINESS <= burstiness <= MOST_BURSTINESS:
+        raise BadInput(
+            f"--burstiness must be {LEAST_BURSTINESS:g} to {MOST_BURSTINESS:g}, not {burstiness:g}"
+        )
+    if price is not None and not 0 <= price <= HIGHEST_PRICE:
+        raise BadInput(f"--price-per-gpu-hour must be 0 to {HIGHEST_PRICE:g}, not {price:g}")
+
+
+def workload_of(
+    arrivals: "Arrivals",
+    prompts: "Prompts",
+    outputs: "Outputs",
+    *,
+    classes: "tuple[TrafficClass, ...]",
+    sessions: "Sessions | None",
+    duration: float | None,
+    warmup: tuple[str | None, float | None],
+    requests: int | None,
+    seed: int,
+) -> "Workload":
+    """The traffic; `warmup` is its length and its limit as asked for."""
+    from ridgeline.domain.workload import (  # noqa: PLC0415
+        LONGEST_FIXED_WARMUP_S,
+        WARMUP_LIMIT_S,
+        WARMUP_SHARE,
+        Workload,
+    )
+
+    measured = duration or (LONGEST_S if requests else DEFAULT_DURATION_S)
+    if arrivals.steps:
+        measured = sum(step.for_s for step in arrivals.steps)
+    asked, limit = warmup
+    if arrivals.trace is not None and duration is None:
+        measured = arrivals.trace.seconds
+    short = measured < LEAST_AUTO_S and limit is None
+    timed = bool(arrivals.steps) or arrivals.trace is not None
+    if asked is None and (short or timed):
+        asked = str(min(WARMUP_SHARE * measured, LONGEST_FIXED_WARMUP_S))
+    fixed = seconds_of(asked)
+    if fixed is not None and limit is not None:
+        raise BadInput("--warmup-limit belongs to --warmup auto", fix="leave one of them out")
+    if fixed is None and timed:
+        raise BadInput("--warmup auto goes with neither steps nor a trace: their times are fixed")
+    if arrivals.trace is not None and duration is None:
+        from ridgeline.workload.traces import trace_window_s  # noqa: PLC0415
+
+        measured = trace_window_s(arrivals.trace, fixed or 0.0)
+    seconds = fixed if fixed is not None else limit or WARMUP_LIMIT_S
+    automatic = fixed is None
+    return Workload(
+        arrivals, prompts, outputs, measured, seconds, requests, seed, automatic, classes, sessions
+    )
+
+
+def seconds_of(warmup: str | None) -> float | None:
+    """A fixed warm-up as a number, None for an automatic one."""
+    if warmup in (None, AUTO):
+        return None
+    try:
+        return float(warmup or "")
+    except ValueError:
+        raise BadInput(f"--warmup must be a number of seconds or {AUTO}, not {warmup!r}") from None
