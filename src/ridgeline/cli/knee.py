@@ -206,7 +206,8 @@ def _of_file(file: Path, experiment: str | None, slo: str) -> tuple["Sweep", "En
 
     study = load_study(file)
     spec = study.baseline if experiment is None else study.experiment(experiment)
-    check_startable(override(study, only=(spec.name,)), str(file))
+    for note in check_startable(override(study, only=(spec.name,)), str(file)):
+        say(f"note: {note}")
     limits = parse_slo(slo) if slo else study.slo
     sweep = Sweep(f"{study.name}: {spec.name}", spec.configuration, spec.workload,
                   _nothing_asked(), limits)  # fmt: skip

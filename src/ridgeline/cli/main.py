@@ -25,6 +25,7 @@ VERBS = {
     "report": "ridgeline.cli.report",
     "twin": "ridgeline.cli.twin",
     "calibrate": "ridgeline.cli.calibrate",
+    "knobs": "ridgeline.cli.knobs",
     "schema": "ridgeline.cli.schema",
 }
 

@@ -88,7 +88,9 @@ def study(
     loaded = override(given, repeats=repeats, only=only or ())
     gates = [loaded.experiment(name).name for name in gate or ()]
     _check(loaded, gates, check_published=check_published)
-    check_startable(loaded, str(file))
+    notes = check_startable(loaded, str(file))
+    for note in notes:
+        say(f"note: {note}")
     plan = plan_of(loaded)
     directory = StudyDirectory(out or Path("runs") / loaded.name)
     with stop_on_interrupt() as stop, display(quiet=quiet) as shown:
@@ -101,6 +103,7 @@ def study(
             study_text=loaded.text,
             gpu_minutes=gpu_minutes,
             retries=retries,
+            notes=notes,
             whole=plan_of(given),
         )
     result = results_of(outcome.index, directory, loaded)

@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -48,6 +48,11 @@ class LlamaCppDialect:
             *llama_arguments(configuration.knobs),
             "--metrics", "--host", HOST, "--port", str(port), "--alias", configuration.model,
         ]  # fmt: skip
+
+    def check(self, configuration: Configuration, command: Sequence[str]) -> str | None:
+        """Its knobs are few and known (`arguments`); what else is given goes to it as it is."""
+        given = configuration.launch.arguments if configuration.launch is not None else ()
+        return "llama.cpp cannot be asked what it takes" if given else None
 
     def read_start(self, log: str) -> dict[str, Any]:
         """The context of one slot, where the log tells it."""

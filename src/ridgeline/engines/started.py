@@ -45,6 +45,12 @@ class Dialect(Protocol):
     def arguments(self, configuration: Configuration, port: int) -> list[str]:
         """What follows the command: knobs, address, the name to serve under; raises BadInput."""
 
+    def check(self, configuration: Configuration, command: Sequence[str]) -> str | None:
+        """Hold the options against the installation that `command` starts; raises BadInput.
+
+        Returns why they could not be checked, None when they were.
+        """
+
     def read_start(self, log: str) -> dict[str, Any]:
         """What the log of a start that went well tells."""
 

@@ -1,11 +1,12 @@
 """vLLM as an engine: `vllm serve` with the knobs of a configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
 from ridgeline.domain.knobs import Configuration
+from ridgeline.engines.knob_check import check_against_engine
 from ridgeline.engines.started import HOST, ServerEngine, ServerLaunch
 from ridgeline.engines.vllm_args import serve_arguments
 from ridgeline.engines.vllm_log import read_start_up
@@ -27,6 +28,10 @@ class VllmDialect:
         address = ["--host", HOST, "--port", str(port)]
         name = ["--served-model-name", configuration.model]
         return [*serve_arguments(configuration.knobs), *address, *name]
+
+    def check(self, configuration: Configuration, command: Sequence[str]) -> str | None:
+        """By vLLM's own argument parser, asked once for each installation."""
+        return check_against_engine(configuration, command)
 
     def read_start(self, log: str) -> dict[str, Any]:
         """Resolved numbers and phases of the start."""

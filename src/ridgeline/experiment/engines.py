@@ -64,8 +64,10 @@ def engine_named(name: str) -> Engine:
     raise BadInput(f"unknown engine {name!r}{nearest(name, ENGINES)}")
 
 
-def check_startable(study: Study, file: str) -> None:
+def check_startable(study: Study, file: str) -> tuple[str, ...]:
     """Refuse what is known to be refused before the first run; raises BadInput with file and line.
+
+    Returns notes about what could not be checked.
 
     An engine that is not built in or not installed, an endpoint without a URL; for a twin
     everything that it or its engine would refuse. A model that does not fit in memory is no
@@ -73,16 +75,23 @@ def check_startable(study: Study, file: str) -> None:
     """
     for name in dict.fromkeys(spec.configuration.engine for spec in study.experiments):
         engine_named(name)
+    unchecked: dict[str, list[str]] = {}
     for spec in study.experiments:
         try:
             _check_spec(spec)
-            _check_installed(spec.configuration)
+            why = _check_installed(spec.configuration)
+            if why is not None:
+                unchecked.setdefault(f"{spec.configuration.engine}: {why}", []).append(spec.name)
         except BadInput as error:
             key = "model" if error.where == spec.configuration.model else error.where or ""
             line = spec.lines.get(key, spec.lines.get("", 0))
             place = f"{file}:{line}: experiment {spec.name}" if line else f"{file}: {spec.name}"
             where = place if not key else f"{place}: {key}"
             raise BadInput(error.what, where=where, fix=error.fix) from None
+    return tuple(
+        f"engine options were not checked before the start ({why}): {', '.join(names)}"
+        for why, names in unchecked.items()
+    )
 
 
 def refusal(spec: ExperimentSpec) -> RidgelineError | None:
@@ -101,11 +110,14 @@ def refusal(spec: ExperimentSpec) -> RidgelineError | None:
     return None
 
 
-def _check_installed(configuration: Configuration) -> None:
-    """Here and not in `refusal`: a study file may be written on another machine than it runs on."""
+def _check_installed(configuration: Configuration) -> str | None:
+    """Why the options could not be checked, None when they were.
+
+    Here and not in `refusal`: a study file may be written on another machine than it runs on.
+    """
     dialect = dialect_of(configuration.engine)
     if dialect is None:
-        return
+        return None
     from ridgeline.engines.started import missing_program  # noqa: PLC0415
 
     launch = configuration.launch
@@ -114,6 +126,7 @@ def _check_installed(configuration: Configuration) -> None:
     if missing is not None:
         raise BadInput(f"there is no program {missing!r}", where="engine", fix=dialect.install)
     dialect.arguments(configuration, port=1)  # knobs that this engine does not have
+    return dialect.check(configuration, command)
 
 
 def dialect_of(engine: str) -> "Dialect | None":

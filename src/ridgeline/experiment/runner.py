@@ -103,6 +103,7 @@ def run_plan(
     keep: bool = True,
     gpu_minutes: float | None = None,
     retries: int = 0,
+    notes: Sequence[str] = (),
     whole: Plan | None = None,
 ) -> Outcome:
     """Do every run of the plan that is not there yet; raises StoreError.
@@ -110,7 +111,8 @@ def run_plan(
     `engine_for` gives the engine of a configuration's engine name. `keep` False measures also what
     is there (it is moved aside). `gpu_minutes` limits the time of real GPUs: no run starts whose
     traffic would exceed it; the rest stays planned. `retries`: how often a void run of a real
-    engine is measured again, at once, so that it stays beside its pair. `whole` is the plan that
+    engine is measured again, at once, so that it stays beside its pair. `notes` go into the index.
+    `whole` is the plan that
     this one is a part of: what it holds beyond and is on disk stays in the index as it is.
     """
     runs = plan_runs(plan)
@@ -120,6 +122,8 @@ def run_plan(
             directory.write_study_text(study_text)
         todo, kept = split_runs(runs, directory, keep=keep)
         book = _book(index, directory, watch, kept)
+        for note in notes:
+            book.note(note)
         engines = Engines(engine_for, directory.path)
         with contextlib.closing(engines):
             budget = _Budget(gpu_minutes, retries)

@@ -88,6 +88,7 @@ _GENERAL = (("model",), ("engine_version",), ("engine",), ("url",), ("hardware",
 def _lines(source: Source, own: Path_) -> dict[str, int]:
     """The line of every key that decides an experiment's configuration; `own` is its part."""
     found = {".".join(map(str, path)): source.line(path, key=True) for path in _GENERAL}
+    found |= _launch_lines(source, own)
     places: list[Path_] = [("baseline",), own, (*own, "set")]
     for path in places:
         body = source.body
@@ -98,6 +99,26 @@ def _lines(source: Source, own: Path_) -> dict[str, int]:
         if isinstance(body, Mapping):
             found |= {str(name): source.line((*path, name), key=True) for name in body}
     return found | {"": source.line(own, key=True)}
+
+
+def _launch_lines(source: Source, own: Path_) -> dict[str, int]:
+    """Those of the launch's keys: the experiment's where it has them, else the study's."""
+    lines: dict[str, int] = {}
+    for path in (("launch",), (*own, "launch")):
+        if isinstance(body := _at(source.body, path), Mapping):
+            for key in body:
+                lines[f"launch.{key}"] = source.line((*path, str(key)), key=True)
+    return lines
+
+
+def _at(body: Any, path: Path_) -> Any:
+    """What stands at a path, None where it ends before."""
+    for step in path:
+        try:
+            body = body[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return body
 
 
 def _checked(
