@@ -21,7 +21,8 @@ from ridgeline.domain.workload import (
     Workload,
 )
 from ridgeline.engines.base import DrivePlan
-from ridgeline.engines.endpoint import Fits, HttpEndpoint
+from ridgeline.engines.endpoint import HttpEndpoint
+from ridgeline.engines.fitting import Fits
 from ridgeline.workload.prompts import WORDS, PromptMaker, TokenFit, fit_tokens
 from ridgeline.workload.schedule import Segment, draw_schedule
 from support.mock_server import (

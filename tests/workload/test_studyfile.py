@@ -24,9 +24,10 @@ from ridgeline.domain.summary import (
 from ridgeline.domain.workload import Arrivals, Lengths, SharedPrefix
 from ridgeline.experiment.findings import hold_against
 from ridgeline.experiment.statistics import merge
+from ridgeline.workload.enginemodel import KnobsPart
 from ridgeline.workload.study import METRICS, Finding, Mark, Statement, Study, override
 from ridgeline.workload.studyfile import load_study, parse_study
-from ridgeline.workload.studymodel import KnobsPart, StudyPart
+from ridgeline.workload.studymodel import StudyPart
 
 STUDIES = Path(__file__).parents[2] / "studies"
 

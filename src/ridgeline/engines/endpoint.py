@@ -2,25 +2,22 @@
 
 import contextlib
 import time
-from array import array
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-
-import numpy as np
+from dataclasses import asdict
 
 from ridgeline import __version__
 from ridgeline.domain.errors import BadInput, EndpointError
 from ridgeline.domain.knobs import Configuration
-from ridgeline.domain.records import MemorySink, RecordSink, RequestRecord, RunEvent, StepTable
-from ridgeline.domain.run import ClientCheck, RunFacts, SilentWatch, Source, Watch, Window
-from ridgeline.domain.workload import Arrivals, Lengths, Prompts, Workload
+from ridgeline.domain.records import RecordSink
+from ridgeline.domain.run import ClientCheck, RunFacts, Source, Watch, Window
+from ridgeline.domain.workload import Workload
 from ridgeline.engines.base import DrivePlan, Endpoint, Timeouts
 from ridgeline.engines.beside import SampledEndpoint
 from ridgeline.engines.bodies import Bodies
+from ridgeline.engines.fitting import Calibration, Fits, PromptFitter
 from ridgeline.engines.probe import ServerInfo, api_key_from_environment, auth_headers, probe
-from ridgeline.engines.tokenizing import TRIED_WORDS, TokenCounter, exact_fit
+from ridgeline.engines.tally import Tally, reuse_notes
+from ridgeline.engines.tokenizing import TokenCounter
 from ridgeline.load.address import Address, parse_address
 from ridgeline.load.crew import drive_with, workers_for
 from ridgeline.load.driver import DriveResult, Job, Limits
@@ -35,30 +32,10 @@ from ridgeline.telemetry.prometheus import (
     restarted,
     settled_metrics,
 )
-from ridgeline.workload.prompts import WORDS, PromptMaker, TokenFit, fit_tokens
+from ridgeline.workload.prompts import WORDS, PromptMaker, TokenFit
 from ridgeline.workload.schedule import Schedule
 
 CONNECT_S = 10.0
-PROBE_WORDS = 32  # of the first calibration prompt; the others are sized by what it costs
-PROBE_OUTPUT_TOKENS = 2
-FIT_TOKENS = 768  # of the longest calibration prompt at least, where the model allows
-
-
-Fits = dict[tuple[str, str], TokenFit]  # (model, kind of endpoint) -> how words become tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """How words become tokens at this server, and what finding out has cost it.
-
-    fit None: the server does not let itself be asked; prompt lengths are words then.
-    """
-
-    fit: TokenFit | None
-    requests: int
-    prompt_tokens: int
-    output_tokens: int
-    notes: tuple[str, ...] = ()
 
 
 class HttpEndpoint:
@@ -88,7 +65,7 @@ class HttpEndpoint:
         self._sites: list[Site] = []
         self._info: ServerInfo | None = None
         self._fits = {} if fits is None else fits
-        self._proved: set[str] = set()  # kinds of endpoints that answered a test request
+        self._fitter: PromptFitter | None = None
 
     def info(self) -> ServerInfo:
         """Who answers; asks each address once. Raises EndpointError or BadInput."""
@@ -108,18 +85,30 @@ class HttpEndpoint:
         sites = self._sites
         _refuse_too_long(plan.schedule, info, self._addresses[0])
         before = self._scrape()
-        calibration = self._calibrate(plan, sites[0], info, watch)
+        calibration = self._prompt_fitter().calibrate(plan, info, watch)
         if watch.stop_asked():
             return _stopped_before(self.source)
         workload = plan.schedule.workload
         vocabulary = self._vocabulary(plan, info) if workload.token_ids else None
         maker = PromptMaker(workload, plan.salt, calibration.fit or TokenFit(), vocabulary)
-        tally = _Tally(sink)
+        tally = Tally(sink)
         result = self._run(plan, sites, maker, tally, watch)
         after = settled_metrics(
             self._scrape, before, tally.ok + calibration.requests, pause=time.sleep
         )
         return self._facts(calibration, tally, result, workload, (before, after))
+
+    def _prompt_fitter(self) -> PromptFitter:
+        if self._fitter is None:
+            first = self._sites[0]
+
+            def send(plan: DrivePlan, maker: PromptMaker, sink: RecordSink, watch: Watch) -> None:
+                self._run(plan, [first] * len(self._addresses), maker, sink, watch)
+
+            self._fitter = PromptFitter(
+                send, first.url, self._addresses[0], self._api_key, self._fits
+            )
+        return self._fitter
 
     def _vocabulary(self, plan: DrivePlan, info: ServerInfo) -> list[int]:
         """Token ids of our words, as the server tells them. Raises BadInput when it does not."""
@@ -188,116 +177,12 @@ class HttpEndpoint:
         ]
         return "\r\n".join(lines).encode("latin-1")
 
-    # -- calibration
-
-    def _calibrate(
-        self, plan: DrivePlan, site: Site, info: ServerInfo, watch: Watch
-    ) -> Calibration:
-        """How words become tokens, found out once in a study for each model and kind of endpoint.
-
-        One request is the proof that streaming works: raises EndpointError with the server's words
-        when it does not. Its count is held against what other endpoints of the model have told.
-        Where the server tokenises on request, that is asked; otherwise up to four more requests of
-        several lengths are, because the template's constant is seen in short prompts and the cost
-        of a word in long ones.
-        """
-        if plan.endpoint in self._proved:
-            return Calibration(self._fits.get((info.model, plan.endpoint)), 0, 0, 0)
-        asked = _Asked()
-        first = self._ask_once(plan, site, PROBE_WORDS, 0, watch)
-        if first is None:
-            return Calibration(None, 0, 0, 0)
-        asked.add(PROBE_WORDS, first)
-        self._proved.add(plan.endpoint)
-        text = _probe_text(plan, PROBE_WORDS, 0)
-        key = info.model, plan.endpoint
-        known = self._fits.get(key)
-        if known is None or not _agrees(known, text, first.prompt_tokens):
-            notes = self._find_fit(plan, site, info, watch, asked)
-        else:
-            notes = ()
-        return Calibration(
-            self._fits.get(key), asked.requests, asked.prompt_tokens, asked.output_tokens, notes
-        )
-
-    def _find_fit(
-        self, plan: DrivePlan, site: Site, info: ServerInfo, watch: Watch, asked: "_Asked"
-    ) -> tuple[str, ...]:
-        """Fit tokens to words; what cannot be told is said in notes."""
-        key = info.model, plan.endpoint
-        self._fits.pop(key, None)
-        if asked.samples:
-            count = asked.samples[0][1]
-            headers = auth_headers(self._api_key)
-            with TokenCounter(self._addresses[0], headers, info.model, plan.endpoint) as counter:
-                if counter.count(_probe_text(plan, PROBE_WORDS, 0)) == count:
-                    words = _probe_text(plan, 2 * max(TRIED_WORDS), 1).split()
-                    fit = exact_fit(counter, words)
-                    if fit is not None:
-                        self._fits[key] = fit
-                        return ()
-        low, mean = float(plan.schedule.prompt_tokens.min()), plan.schedule.prompt_tokens.mean()
-        high = float(plan.schedule.prompt_tokens.max())
-        for tokens in (low, float(mean), max(high, FIT_TOKENS)):
-            if not asked.samples:
-                break
-            words_now = _next_words(asked.samples, tokens, info.max_model_len)
-            try:
-                record = self._ask_once(plan, site, words_now, asked.requests, watch)
-            except EndpointError:
-                if tokens <= high:
-                    raise
-                break  # a server that does not take the long one may well take the workload's
-            if record is None:
-                return ()
-            asked.add(words_now, record)
-        if asked.uncounted:
-            return ("the server reports no usage: prompt lengths are words, not counted tokens",)
-        try:
-            self._fits[key] = fit_tokens(asked.samples)
-        except ValueError as error:
-            return (f"{error}: prompt lengths are words, not counted tokens",)
-        return ()
-
-    def _ask_once(
-        self, plan: DrivePlan, site: Site, words: int, number: int, watch: Watch
-    ) -> RequestRecord | None:
-        """Send one calibration request; None when the user stopped it.
-
-        Raises EndpointError when it fails.
-        """
-        one = Schedule(
-            _probe_workload(plan, words),
-            np.array([words], dtype=np.int32),
-            np.array([PROBE_OUTPUT_TOKENS], dtype=np.int32),
-            np.array([-1], dtype=np.int32),
-            users=1,
-            user_start_ns=np.zeros(1, dtype=np.int64),
-        )
-        sink = MemorySink()
-        maker = _probe_maker(plan, words, number)
-        # a window of one request is over as soon as that is sent: its time-outs end it, no grace
-        limits = replace(plan.timeouts, grace_s=plan.timeouts.total_s or one.workload.duration_s)
-        probe_plan = DrivePlan(one, plan.salt, plan.endpoint, limits)
-        self._run(probe_plan, [site] * len(self._addresses), maker, sink, _StopOnly(watch))
-        if watch.stop_asked() or not sink.requests:
-            return None
-        record = sink.requests[0]
-        # two tokens may well be no text (half a character): the usage is what is asked for here
-        if record.failure in (None, "no_tokens"):
-            return record
-        raise EndpointError(
-            f"a test request failed: {record.failure_detail or record.failure}",
-            where=f"{site.url}/v1/{'chat/' if plan.endpoint == 'chat' else ''}completions",
-            fix=_advice(record, has_key=self._api_key is not None),
-        )
-
     # -- results
 
     def _facts(
         self,
         calibration: Calibration,
-        tally: "_Tally",
+        tally: "Tally",
         result: DriveResult,
         workload: Workload,
         scrapes: tuple[Scrape | None, Scrape | None],
@@ -345,24 +230,6 @@ class HttpEndpoint:
         )
 
 
-def reuse_notes(workload: Workload, sent: Mapping[str | None, int]) -> list[str]:
-    """How often the prompts of a file were sent, and that their lengths are estimates."""
-    notes = []
-    for kind in workload.kinds:
-        file = kind.prompts.file
-        count = sent.get(kind.name or None, 0)
-        if file is None or not count:
-            continue
-        own = "with a beginning of its own" if file.salted else "as it is"
-        times = count / file.rows
-        often = f"{times:.3g} times" if times > 1 else "at most once"
-        notes.append(
-            f"each prompt of {Path(file.file).name} ({file.rows} rows) was sent {often}, {own};"
-            " planned lengths are estimates (4 characters a token), the server's counts are exact"
-        )
-    return notes
-
-
 def _told(fit: TokenFit) -> dict[str, object]:
     """A fit as it is stored: `exact` when the server's own tokenizer was asked for every word."""
     found = asdict(fit)
@@ -375,54 +242,6 @@ def _starts(scrape: Scrape) -> list[float] | None:
     Two runs of one server share it.
     """
     return sorted(s.value for s in scrape.series(STARTED)) or None
-
-
-@dataclass(slots=True)
-class _Asked:
-    """The test requests of a calibration: (words, prompt tokens) of each, and what they cost."""
-
-    samples: list[tuple[int, int]] = field(default_factory=list)
-    requests: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    uncounted: bool = False
-
-    def add(self, words: int, record: RequestRecord) -> None:
-        """Take a reply."""
-        self.requests += 1
-        self.output_tokens += record.output_tokens or 0
-        if record.prompt_tokens is None:
-            self.uncounted = True
-        else:
-            self.prompt_tokens += record.prompt_tokens
-            self.samples.append((words, record.prompt_tokens))
-
-
-def _probe_workload(plan: DrivePlan, words: int) -> Workload:
-    return Workload(
-        Arrivals(users=1),
-        Prompts(Lengths(words)),
-        outputs=plan.schedule.workload.outputs,
-        options=plan.schedule.workload.options,
-        duration_s=3600.0,
-        warmup_s=0.0,
-        requests=1,
-        seed=plan.schedule.workload.seed,
-    )
-
-
-def _probe_maker(plan: DrivePlan, words: int, number: int) -> PromptMaker:
-    return PromptMaker(_probe_workload(plan, words), f"{plan.salt}-calibration-{number}")
-
-
-def _probe_text(plan: DrivePlan, words: int, number: int) -> str:
-    """The text of a test request."""
-    return _probe_maker(plan, words, number).text(0, words)
-
-
-def _agrees(fit: TokenFit, text: str, count: int | None) -> bool:
-    """Whether a server counts a text as the fit from another one would."""
-    return count is not None and abs(fit.tokens_of(text) - count) <= max(2, 2 * fit.drift_tokens)
 
 
 class EndpointEngine:
@@ -451,71 +270,9 @@ class EndpointEngine:
         yield SampledEndpoint(endpoint, [parse_address(url).url for url in urls], headers)
 
 
-class _StopOnly(SilentWatch):
-    """Shows nothing, but lets the user stop it."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-
-    def stop_asked(self) -> bool:
-        """What the watch behind it says."""
-        return self._watch.stop_asked()
-
-
 def _stopped_before(source: Source) -> RunFacts:
     """The facts of a drive that the user stopped before its first request."""
     return RunFacts(source, Window(0, 0), ClientCheck("read"), interrupted=True)
-
-
-class _Tally:
-    """Passes records on and adds up how far prompts were from their plan.
-
-    `broken`: a connection was refused or ended in the middle of a reply.
-    """
-
-    def __init__(self, sink: RecordSink) -> None:
-        self._sink = sink
-        self.ok = 0
-        self.broken = False
-        self._planned = 0
-        self._counted = 0
-        self._drifts = array("d")
-        self.sent: Counter[str | None] = Counter()  # by class of traffic
-
-    def request(self, record: RequestRecord) -> None:
-        """Take one ended request."""
-        self.sent[record.traffic_class] += 1
-        self.broken |= record.failure in ("connect", "stream_cut")
-        if record.failure is None:
-            self.ok += 1
-            if record.prompt_tokens is not None:
-                self._drifts.append(record.prompt_tokens / record.planned_prompt_tokens - 1)
-                self._planned += record.planned_prompt_tokens
-                self._counted += record.prompt_tokens
-        self._sink.request(record)
-
-    def event(self, event: RunEvent) -> None:
-        """Take one event."""
-        self._sink.event(event)
-
-    def steps(self, table: StepTable) -> None:
-        """Take a twin's steps."""
-        self._sink.steps(table)
-
-    @property
-    def drift_text(self) -> str:
-        """What prompts were counted as against their plan: at the median, at worst, in all."""
-        worst = max(self._drifts, key=abs)
-        middle = float(np.median(np.frombuffer(self._drifts)))
-        return (
-            f"prompt tokens counted against planned: {middle:+.1%} at the median,"
-            f" {worst:+.1%} at worst, {self.drift or 0.0:+.1%} in all"
-        )
-
-    @property
-    def drift(self) -> float | None:
-        """Counted prompt tokens over planned ones, minus 1; None without usage."""
-        return self._counted / self._planned - 1 if self._planned else None
 
 
 def _limits(timeouts: Timeouts) -> Limits:
@@ -543,31 +300,3 @@ def _refuse_too_long(schedule: Schedule, info: ServerInfo, address: Address) -> 
             where=address.url,
             fix="ask for shorter ones, or serve with a larger --max-model-len",
         )
-
-
-def _next_words(samples: list[tuple[int, int]], tokens: float, limit: int | None) -> int:
-    """Words for a calibration prompt of about that many tokens that differs from those before."""
-    per_word = samples[-1][1] / samples[-1][0]  # template included: too high, so never too long
-    wanted = round(tokens / per_word)
-    if limit is not None:
-        wanted = min(wanted, int((limit - PROBE_OUTPUT_TOKENS) * 0.9 / per_word))
-    used = {words for words, _ in samples}
-    wanted = max(wanted, 4)
-    while wanted in used:
-        wanted = wanted * 3 // 4 if wanted > 8 else wanted + 5
-    return wanted
-
-
-def _advice(record: RequestRecord, *, has_key: bool) -> str:
-    """What to do about a failed test request."""
-    if record.http_status in (401, 403):
-        return "the API key is not accepted" if has_key else "set RIDGELINE_API_KEY"
-    if record.http_status == 404:
-        return "try the other --endpoint (chat or completions)"
-    if record.http_status == 429:
-        return "the server limits the rate of requests; wait, or raise its limit"
-    if record.http_status is not None and record.http_status >= 500:
-        return "look into the server's log"
-    if record.failure == "bad_stream":
-        return "is this the base URL of an OpenAI-compatible server that streams?"
-    return "look into the server's log"

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.domain.knobs import Configuration, Knobs, Launch
-from ridgeline.workload.studymodel import ExperimentPart, LaunchPart, StudyPart
+from ridgeline.workload.enginemodel import LaunchPart
+from ridgeline.workload.studymodel import ExperimentPart, StudyPart
 
 if TYPE_CHECKING:
     from ridgeline.workload.studyfile import Source

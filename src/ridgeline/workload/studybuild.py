@@ -12,6 +12,7 @@ from ridgeline.domain.hardware import gpu as known_gpu
 from ridgeline.domain.knobs import Calibration, Configuration, Knobs, Launch
 from ridgeline.domain.slo import Slo
 from ridgeline.workload.calibrationfile import read_calibration
+from ridgeline.workload.enginemodel import HardwarePart, LaunchPart
 from ridgeline.workload.gpufile import GPU_FILES, read_gpu
 from ridgeline.workload.otherengine import launch_change, model_at, on_its_engine
 from ridgeline.workload.study import (
@@ -22,16 +23,9 @@ from ridgeline.workload.study import (
     Study,
 )
 from ridgeline.workload.studyfile import Path_, Source, difference_text, explain
-from ridgeline.workload.studymodel import (
-    ExperimentPart,
-    FindingPart,
-    HardwarePart,
-    LaunchPart,
-    RatioPart,
-    StudyPart,
-    WorkloadPart,
-)
+from ridgeline.workload.studymodel import ExperimentPart, FindingPart, RatioPart, StudyPart
 from ridgeline.workload.workloadbuild import build_slo, build_workload, limits_requests
+from ridgeline.workload.workloadmodel import WorkloadPart
 
 P = TypeVar("P", bound=BaseModel)
 

@@ -31,7 +31,8 @@ from ridgeline.domain.workload import (
 from ridgeline.workload.promptfiles import open_prompts
 from ridgeline.workload.requestoptions import check_extra_body, check_headers, check_sampling
 from ridgeline.workload.studyfile import Path_, Source
-from ridgeline.workload.studymodel import (
+from ridgeline.workload.traces import open_trace, trace_window_s
+from ridgeline.workload.workloadmodel import (
     ArrivalsPart,
     ClassPart,
     ClientPart,
@@ -44,7 +45,6 @@ from ridgeline.workload.studymodel import (
     TracePart,
     WorkloadPart,
 )
-from ridgeline.workload.traces import open_trace, trace_window_s
 
 DEFAULT_DURATION_S = 90.0
 MOST_TURNS = 10_000
