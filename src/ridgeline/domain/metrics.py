@@ -201,21 +201,26 @@ def _tokens_per_chunk(records: RunRecords) -> Floats:
     return np.where(counted, tokens / np.maximum(counts, 1), 0.0)
 
 
-def per_second(records: RunRecords, start_ns: int, end_ns: int) -> Floats:
+def per_second(
+    records: RunRecords, start_ns: int, end_ns: int, width_ns: int = 1_000_000_000
+) -> Floats:
     """Output tokens of successful requests that arrived in each second from start_ns on.
 
     A usage count is spread evenly over its request's chunks. The last second may be cut short.
+    width_ns: counts in parts of that length instead.
     """
     each = np.repeat(_tokens_per_chunk(records), np.diff(records.chunk_start))
     arrived = records.chunk_ns
     kept = (arrived >= start_ns) & (arrived < end_ns)
-    return _by_second(arrived[kept], each[kept], start_ns, end_ns)
+    return _by_second(arrived[kept], each[kept], start_ns, end_ns, width_ns)
 
 
-def _by_second(at_ns: Ints, tokens: Floats, start_ns: int, end_ns: int) -> Floats:
-    length = max(0, -(-(end_ns - start_ns) // 1_000_000_000))
+def _by_second(
+    at_ns: Ints, tokens: Floats, start_ns: int, end_ns: int, width_ns: int = 1_000_000_000
+) -> Floats:
+    length = max(0, -(-(end_ns - start_ns) // width_ns))
     # True division by a whole number of ns is exact at whole seconds, and faster than //.
-    second = ((at_ns - start_ns) / 1e9).astype(np.int64)
+    second = ((at_ns - start_ns) / width_ns).astype(np.int64)
     return np.bincount(second, tokens, minlength=length).astype(np.float64)
 
 

@@ -186,6 +186,17 @@ class LoadStepFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Plateau:
+    """Where the throughput of a run that rises or falls holds still: from when to when (from the
+    run's zero), and the rate there.
+    """
+
+    from_s: float
+    to_s: float
+    output_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """All figures of one run (or of the repeats of one experiment, merged).
 
@@ -203,6 +214,9 @@ class Summary:
     `load_steps`: of each step of a stepped load. `cap_wait_s`: the wait for a slot where the
     requests in flight were capped (of all that were sent), and `e2e_intent_s` the end counted from
     the intended start, which contains it; None without a cap.
+    `plateau`: the steady part of a window whose ramps change its mean rate; None where the window
+    is one plateau, or has none. `warmup_ttft_s`: TTFT of the successes sent before the window (the
+    first wave of users is among them); None without any.
     """
 
     source: Source
@@ -239,6 +253,8 @@ class Summary:
     cap_wait_s: Percentiles | None = None
     e2e_intent_s: Percentiles | None = None
     bands: dict[str, Band] = field(default_factory=dict)
+    plateau: Plateau | None = None
+    warmup_ttft_s: Percentiles | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The published JSON form."""

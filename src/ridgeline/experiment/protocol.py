@@ -19,6 +19,7 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import summarise
 from ridgeline.domain.model import shape
 from ridgeline.domain.parts import with_parts
+from ridgeline.domain.ramps import plateau_of, warmup_ttft
 from ridgeline.domain.records import MemorySink, RecordSink, RunRecords, records_from_requests
 from ridgeline.domain.resolvable import read_errors, withhold
 from ridgeline.domain.run import ClientCheck, RunFacts, Source, Warmup, Watch, Window
@@ -227,6 +228,9 @@ def figures(meta: RunMeta, records: RunRecords, facts: RunFacts) -> Summary:
     summary = with_parts(summary, records, facts.window, meta.workload, meta.configuration.gpus)
     late = read_errors(facts.client, records, facts.window)
     summary = withhold(summary, late, open_loop=not meta.workload.arrivals.closed_loop)
+    summary = replace(summary, plateau=plateau_of(records, facts.window))
+    if late is None:  # else the client may have made part of it
+        summary = replace(summary, warmup_ttft_s=warmup_ttft(records, facts.window))
     if not summary.steps:  # a twin has its own, exact
         summary = _accounted(summary, meta.configuration, records, facts)
     summary = replace(summary, bands=bands_of(summary, facts.errors))

@@ -23,6 +23,7 @@ from ridgeline.report.model import (
     StudyReport,
 )
 from ridgeline.report.parts import PartTable, part_tables
+from ridgeline.report.remarks import remarks
 from ridgeline.report.sentence import Answer, answer
 from ridgeline.report.statistics import STATISTICS, statistics_lines
 from ridgeline.report.table import GROUPS, Cell, TableRow, error_texts, metric_words, table_rows
@@ -61,7 +62,7 @@ def single_run(report: StudyReport) -> RenderableType:
     row = report.rows[0]
     if row.summary is not None:
         summary = row.summary
-        parts += [_latencies(summary), *_rates(row), *_stalls(summary), *_errors(row)]
+        parts += [_latencies(summary), *_rates(row), *_remarks(summary), *_errors(row)]
         parts += [part for table in part_tables(report) for part in _part_table(table)]
         parts += _judgement(summary)
         if summary.warmup is not None:
@@ -246,13 +247,11 @@ def _peak(summary: Summary) -> str | None:
     return None if peak is None else f"{numbers.number(peak)} output tokens in the best second"
 
 
-def _stalls(summary: Summary) -> list[Text]:
-    """How many readers saw their reply stop; nothing where none did."""
-    share = summary.stalled_requests_share
-    if not share:
-        return []
-    words = f"requests with a gap > 500 ms: {numbers.percent(share)}"
-    return [Text("stalls: ", style="bold").append(words, style="not bold")]
+def _remarks(summary: Summary) -> list[Text]:
+    return [
+        Text(f"{label}: ", style="bold").append(text, style="not bold")
+        for label, text in remarks(summary)
+    ]
 
 
 def _errors(row: ExperimentRow) -> list[Text]:

@@ -16,6 +16,7 @@ from ridgeline.report.charts.knee import level_table
 from ridgeline.report.figures import comparisons_words, ranking_metric, sorted_rows
 from ridgeline.report.model import COST, ExperimentRow, StudyReport
 from ridgeline.report.parts import part_tables
+from ridgeline.report.remarks import remarks
 from ridgeline.report.sentence import answer
 from ridgeline.report.statistics import STATISTICS, StatisticsLine, statistics_lines
 from ridgeline.report.style import styles
@@ -80,6 +81,7 @@ def _context(report: StudyReport) -> dict[str, Any]:
         "part_tables": part_tables(report),
         "statistics": _statistics(report),
         "statistic_names": STATISTICS,
+        "remarks": _remarks(report),
         "failed": [(row.name, error_texts(row)) for row in report.rows if error_texts(row)],
         "css": Markup(asset("page.css")),  # noqa: S704 - the package's own file
         "script": Markup(asset("page.js")),  # noqa: S704 - the package's own file
@@ -128,6 +130,12 @@ def _statistics(report: StudyReport) -> list[StatisticsLine]:
     if len(report.rows) != 1 or report.rows[0].summary is None:
         return []
     return statistics_lines(report.rows[0].summary)
+
+
+def _remarks(report: StudyReport) -> list[tuple[str, str]]:
+    if len(report.rows) != 1 or report.rows[0].summary is None:
+        return []
+    return remarks(report.rows[0].summary)
 
 
 def _one_run(report: StudyReport) -> str:
