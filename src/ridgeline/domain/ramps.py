@@ -9,7 +9,7 @@ from ridgeline.domain.run import Window
 from ridgeline.domain.steadystate import BIN_S, plateau
 from ridgeline.domain.summary import Percentiles, Plateau
 
-RAMP_SHARE = 0.02  # by which ramps must change the mean rate of a window to be told
+RAMP_SHARE = 0.02  # by which ramps must lower the mean rate of a window to be told
 
 
 def plateau_of(records: RunRecords, window: Window) -> Plateau | None:
@@ -26,7 +26,7 @@ def plateau_of(records: RunRecords, window: Window) -> Plateau | None:
         return None
     first, last = found
     held, whole = float(series[first:last].mean()), float(series.mean())
-    if abs(held - whole) <= RAMP_SHARE * whole:
+    if held <= (1 + RAMP_SHARE) * whole:
         return None
     zero_s = window.start_ns / 1e9
     return Plateau(zero_s + first * BIN_S, zero_s + last * BIN_S, held / BIN_S)

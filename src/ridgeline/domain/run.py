@@ -70,6 +70,9 @@ class ServerCounters:
     output_events: float | None = None
 
 
+STALLED = "the server stalled"  # how a fault of RunFacts begins that ended a stepped load
+
+
 @dataclass(frozen=True, slots=True)
 class Warmup:
     """How the start of the window was found, where the warm-up was automatic.

@@ -214,7 +214,7 @@ class Summary:
     `load_steps`: of each step of a stepped load. `cap_wait_s`: the wait for a slot where the
     requests in flight were capped (of all that were sent), and `e2e_intent_s` the end counted from
     the intended start, which contains it; None without a cap.
-    `plateau`: the steady part of a window whose ramps change its mean rate; None where the window
+    `plateau`: the steady part of a window whose ramps lower its mean rate; None where the window
     is one plateau, or has none. `warmup_ttft_s`: TTFT of the successes sent before the window (the
     first wave of users is among them); None without any.
     """

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ridgeline.domain.parts import load_text, step_windows
+from ridgeline.domain.run import STALLED
 from ridgeline.domain.summary import LoadStepFigures
 from ridgeline.domain.workload import Arrivals, LoadStep
 from ridgeline.experiment.evidence import Doubt, Evidence
@@ -33,6 +34,7 @@ def judged_steps(e: Evidence) -> tuple[LoadStepFigures, ...]:
         if ended > e.window.end_ns:
             missing = (ended - e.window.end_ns) / 1e9
             notes.insert(0, f"cut short by {missing:.3g} s")
+            notes[:0] = [fault for fault in e.facts.server_faults if fault.startswith(STALLED)]
         figures.append(replace(found, notes=tuple(notes)))
     return tuple(figures)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from ridgeline.domain.errors import EndpointError
 from ridgeline.domain.records import RecordSink, RunEvent
 from ridgeline.domain.routing import Router
-from ridgeline.domain.run import ClientCheck, Warmup, Watch, Window
+from ridgeline.domain.run import STALLED, ClientCheck, Warmup, Watch, Window
 from ridgeline.domain.steadystate import STEADY, onset_of
 from ridgeline.load.check import CheckFigures, SelfCheck, pooled
 from ridgeline.load.clock import KernelClock
@@ -418,12 +418,12 @@ class Driver:
             self._end_early(now)
             self._cancel_all("stopped", "stopped by the user", drop_unsent=True)
         elif self._offering and (silent_ns := self._silent_ns(now)) is not None:
-            text = f"the server stalled: nothing came for {silent_ns / 1e9:.3g} s"
+            text = f"{STALLED}: nothing came for {silent_ns / 1e9:.3g} s"
             text += f" while {len(self._in_flight)} requests waited"
             self._tell(RunEvent(now - self._zero_ns, "stalled", text))
             self._faults.append(text)
             self._end_early(now)
-            self._cancel_all("timeout_total", "the server stalled", drop_unsent=True)
+            self._cancel_all("timeout_total", STALLED, drop_unsent=True)
         elif self._offering and now - self._last_good_ns > DEAD_NS and self._gone():
             details = {pool.last_detail for pool in self._pools if pool.last_detail}
             text = f"no connection for {DEAD_NS / 1e9:g} s: {', '.join(sorted(details))}"

@@ -6,7 +6,7 @@ Texts from files and servers go in as `Text`, never as markup.
 
 from collections.abc import Iterator
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -187,7 +187,8 @@ def _part_table(found: PartTable) -> list[RenderableType]:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
     for i, head in enumerate(found.head):
         last = i in (0, len(found.head) - 1)
-        table.add_column(head, justify="left" if last else "right", overflow="fold")
+        align: JustifyMethod = "left" if last else "right"
+        table.add_column(head, justify=align, overflow="fold", no_wrap=last)
     for row in found.rows:
         table.add_row(*(Text(cell, style="red" if "✗" in cell else "") for cell in row))
     title = Text(f"\n{found.title}", style="bold").append(f" {found.note}", style="dim not bold")

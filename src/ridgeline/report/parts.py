@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ridgeline.domain.run import STALLED
 from ridgeline.domain.summary import PartFigures, Percentiles, SloResult, Summary
 from ridgeline.report import numbers
 from ridgeline.report.model import StudyReport
@@ -65,9 +66,11 @@ def _step_rows(name: str, summary: Summary, report: StudyReport) -> list[tuple[s
 
 
 def _steady(notes: Sequence[str]) -> str:
-    """One word; the reasons stand among the warnings."""
+    """In a word or two; the reasons stand among the warnings."""
     if not notes:
         return "yes"
+    if any(note.startswith(STALLED) for note in notes):
+        return "✗ server stalled"
     return "not told" if all("too short" in note for note in notes) else "no"
 
 
