@@ -17,6 +17,8 @@ HEADS = {
 # Files that the examples name.
 FILES = {
     "prompts.jsonl": '{"prompt": "What is 2 + 2?"}\n',
+    "talks.jsonl": '{"session": 1, "input_length": 9, "output_length": 2}\n'
+    '{"session": 1, "input_length": 15}\n',
     "mooncake.jsonl": "".join(
         f'{{"timestamp": {1000 * t}, "input_length": 9, "output_length": 1, "hash_ids": [1]}}\n'
         for t in range(0, 1500, 100)

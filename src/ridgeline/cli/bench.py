@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.cli import options
-from ridgeline.cli.benchtraffic import check_lengths, check_numbers, seconds_of, workload_of
+from ridgeline.cli.benchtraffic import (
+    check_lengths,
+    check_numbers,
+    seconds_of,
+    sessions_asked,
+    workload_of,
+)
 from ridgeline.cli.clientoptions import client_of, routing_of
 from ridgeline.cli.loadoptions import LoadOptions, arrivals_of, classes_of, images_of
 from ridgeline.cli.output import (
@@ -65,6 +71,7 @@ def bench(
     ignore_eos: options.IgnoreEos = False,
     prompt_file: options.PromptFile = None,
     prompt_format: options.PromptFormat = None,
+    history: options.History = None,
     unsalted: options.Unsalted = False,
     images: options.Images = "",
     temperature: options.Temperature = None,
@@ -105,7 +112,6 @@ def bench(
         Outputs,
         Prompts,
         RequestOptions,
-        Sessions,
     )
     from ridgeline.engines.endpoint import EndpointEngine, HttpEndpoint  # noqa: PLC0415
     from ridgeline.experiment.plan import Plan, PlannedExperiment  # noqa: PLC0415
@@ -147,17 +153,20 @@ def bench(
     ensure_open_files(arrivals.peak_users or 0)  # before a schedule of so many users is drawn
     prompts = Prompts(Lengths(prompt_tokens, spread), images=images_of(images))
     if prompt_file is not None:
-        file = open_prompts(prompt_file.resolve(), prompt_format, salted=not unsalted)
+        file = open_prompts(
+            prompt_file.resolve(), prompt_format, salted=not unsalted, history=history
+        )
         prompts = replace(prompts, file=file)
-    if (prompts.images or prompts.file) and turns is not None:
-        raise BadInput("--turns goes with neither --prompt-file nor --images")
+    elif history is not None:
+        raise BadInput("--history belongs to a --prompt-file of sessions")
+    sessions = sessions_asked(prompts, turns, turn_think_time, classes or ())
     outputs = Outputs(Lengths(output_tokens, spread), ignore_eos)
     workload = workload_of(
         arrivals,
         prompts,
         outputs,
         classes=classes_of(classes or [], prompts, outputs),
-        sessions=None if turns is None else Sessions(Lengths(turns), turn_think_time),
+        sessions=sessions,
         duration=duration,
         warmup=(warmup, warmup_limit),
         requests=requests,
@@ -170,7 +179,7 @@ def bench(
         parse_extra_body(extra_body or "{}", "--extra-body"),
         parse_headers(header or [], "--header"),
     )
-    if token_ids and (endpoint is not options.EndpointKind.COMPLETIONS or turns is not None):
+    if token_ids and (endpoint is not options.EndpointKind.COMPLETIONS or sessions is not None):
         raise BadInput("--token-ids goes with --endpoint completions, and not with --turns")
     workload = replace(
         workload, client=client, options=request_options, salt=salt or None, token_ids=token_ids

@@ -1,6 +1,6 @@
 """The traffic that `ridgeline bench` offers, from its options; what it refuses names the option."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ridgeline.cli.clientoptions import LONGEST_TIME_S
@@ -55,6 +55,21 @@ def check_numbers(
         )
     if price is not None and not 0 <= price <= HIGHEST_PRICE:
         raise BadInput(f"--price-per-gpu-hour must be 0 to {HIGHEST_PRICE:g}, not {price:g}")
+
+
+def sessions_asked(
+    prompts: "Prompts", turns: int | None, think_time_s: float, classes: Sequence[str]
+) -> "Sessions | None":
+    """The sessions that --turns or a file of sessions asks for; raises BadInput."""
+    from ridgeline.domain.workload import Lengths, Sessions, sessions_of  # noqa: PLC0415
+
+    if (prompts.images or prompts.file) and turns is not None:
+        raise BadInput("--turns goes with neither --prompt-file nor --images")
+    if prompts.file is not None and prompts.file.history is not None:
+        if classes or prompts.images:
+            raise BadInput("a file of sessions goes with neither --class nor --images")
+        return sessions_of(prompts.file, think_time_s)
+    return None if turns is None else Sessions(Lengths(turns), think_time_s)
 
 
 def workload_of(

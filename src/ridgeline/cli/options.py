@@ -40,6 +40,14 @@ class PromptKind(enum.StrEnum):
     TEXT = "text"
     JSONL = "jsonl"
     SHAREGPT = "sharegpt"
+    SESSIONS = "sessions"
+
+
+class PastKind(enum.StrEnum):
+    """What a row of a session holds."""
+
+    CUMULATIVE = "cumulative"
+    INCREMENTAL = "incremental"
 
 
 class ArrivalLaw(enum.StrEnum):
@@ -143,10 +151,18 @@ IgnoreEos = Annotated[
 ]
 PromptFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Prompts from lines, JSONL or ShareGPT conversations."),
+    typer.Option(
+        metavar="FILE", help="Prompts from lines, JSONL, ShareGPT conversations or sessions."
+    ),
 ]
 PromptFormat = Annotated[
     PromptKind | None, typer.Option(help="How it is read [told by its beginning].")
+]
+History = Annotated[
+    PastKind | None,
+    typer.Option(
+        help="Rows of a file of sessions carry the talk so far, or only what is new [seen in them]."
+    ),
 ]
 Unsalted = Annotated[
     bool, typer.Option("--unsalted", help="Send the texts of --prompt-file as they are.")

@@ -155,6 +155,9 @@ class PromptFile:
 
     digest: of the file, so that another one is another workload. salted: each prompt begins with
     words of its own, so that no cache knows it; otherwise the texts are sent as they are.
+    history: of a file of sessions, cumulative | incremental; None for other files. carried: its
+    rows are whole requests, past included. turns: the fewest and most of a session. longest_whole:
+    the most tokens of a request with what went before it and its reply.
     """
 
     file: str
@@ -165,6 +168,10 @@ class PromptFile:
     longest: int = 1
     longest_output: int = 0
     salted: bool = True
+    history: str | None = None
+    carried: bool = False
+    turns: tuple[int, int] = (0, 0)
+    longest_whole: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +252,14 @@ class Sessions:
     turns: Lengths
     think_time_s: float = 0.0
     think_time: str = "constant"
+
+
+def sessions_of(file: PromptFile, think_time_s: float, think_time: str = "constant") -> Sessions:
+    """The sessions of a file that has some: between the fewest turns and the most."""
+    low, high = file.turns
+    return Sessions(
+        Lengths((low + high) / 2, (high - low) / (high + low)), think_time_s, think_time
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +370,9 @@ class Workload:
         """The most tokens that a request can have, prompt and output, with all turns before it."""
         if self.arrivals.trace is not None:
             return self.arrivals.trace.longest
+        file = self.prompts.file
+        if file is not None and file.history is not None and not self.classes:
+            return file.longest_whole
         one = max(kind.prompts.most_tokens + kind.longest_output for kind in self.kinds)
         turns = 1 if self.sessions is None else self.sessions.turns.high
         return turns * one + max(kind.prompts.shared_tokens for kind in self.kinds)

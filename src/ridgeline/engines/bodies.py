@@ -60,7 +60,7 @@ class Bodies:
         form, file, maker = self._forms[kind], self._files[kind], self._images[kind]
         images = b"" if maker is None else maker.parts(identity)
         if file is not None and planned.entry is not None:
-            return form.payload(file.value(planned.entry, identity, images), planned.output_tokens)
+            return form.payload(_of_file(file, planned, identity, images), planned.output_tokens)
         text = self._text(identity, planned.own_tokens, planned.prefix if not planned.past else ())
         if self._ids:
             return form.payload([b"[", text, b"]"], planned.output_tokens)
@@ -77,6 +77,18 @@ class Bodies:
 
     def _text(self, identity: int, tokens: int, prefix: Sequence[Segment]) -> bytes:
         return self._maker.encoded(identity, tokens, prefix)
+
+
+def _of_file(
+    file: FilePrompts, planned: PlannedRequest, identity: int, images: bytes
+) -> list[bytes]:
+    """The prompt of a row of a file, or of a session's turn from one."""
+    assert planned.entry is not None
+    if planned.session is None:
+        return file.value(planned.entry, identity, images)
+    if file.carried:  # all turns of a session begin with the words of its first
+        return file.value(planned.entry, identity - planned.turn)
+    return file.talk(planned.past, planned.entry, identity)
 
 
 def _messages(said: Sequence[tuple[bytes, bytes]], text: bytes) -> list[bytes]:

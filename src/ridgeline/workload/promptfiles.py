@@ -1,54 +1,52 @@
-"""Prompts from a file: plain lines, JSONL rows, conversations in the ShareGPT form.
+"""Prompts from a file: plain lines, JSONL rows, conversations in the ShareGPT form, sessions.
 
 A row is one request, whole as it stands: messages that carry a talk's past are sent as they are,
 and nothing is appended to them. Token counts of texts are not known before a server has seen them:
-they are planned as CHARACTERS_PER_TOKEN characters a token.
+they are planned as promptrow.CHARACTERS_PER_TOKEN characters a token.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.workload import PromptFile
+from ridgeline.workload.promptrow import Entry, estimated
+from ridgeline.workload.promptrow import row_fault as _fault
+from ridgeline.workload.sessionfiles import SessionRow, Talks, talks_of
 
-FORMATS = ("text", "jsonl", "sharegpt")
-CHARACTERS_PER_TOKEN = 4
+FORMATS = ("text", "jsonl", "sharegpt", "sessions")
 MOST_BYTES = 2 << 30
 MOST_TOKENS = 10_000_000
 _ROLES = {"human": "user", "user": "user", "system": "system", "gpt": "assistant",
           "chatgpt": "assistant", "assistant": "assistant", "bing": "assistant"}  # fmt: skip
 _LENGTH_KEYS = ("output_tokens", "output_length", "max_tokens")
+_INPUT_KEYS = ("prompt_tokens", "input_length")
+_SESSION_KEYS = ("session", "session_id", "conversation_id")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One prompt: (role, text) in order. output_tokens: of its reply, None where not said."""
+def open_prompts(
+    path: Path, form: str | None = None, *, salted: bool = True, history: str | None = None
+) -> PromptFile:
+    """Read a file of prompts once and describe it. Raises BadInput naming file and row.
 
-    messages: tuple[tuple[str, str], ...]
-    output_tokens: int | None = None
-
-    @property
-    def planned_tokens(self) -> int:
-        """Estimated from the characters."""
-        return estimated(sum(len(text) for _, text in self.messages))
-
-
-def estimated(characters: int) -> int:
-    """Tokens of so many characters, at least 1."""
-    return max(1, round(characters / CHARACTERS_PER_TOKEN))
-
-
-def open_prompts(path: Path, form: str | None = None, *, salted: bool = True) -> PromptFile:
-    """Read a file of prompts once and describe it. Raises BadInput naming file and row."""
+    history: of a file of sessions, "cumulative" or "incremental"; None: as its rows show.
+    """
     data = _bytes_of(path)
     form = form or _format_of(path, data)
     digest = hashlib.sha256(data).hexdigest()[:16]
-    entries = _read(str(path), form, digest)
+    talks = None
+    if form == "sessions":
+        talks = _talks(str(path), history, digest)
+        entries = talks.entries
+    elif history is not None:
+        raise BadInput("history belongs to a file of sessions", where=str(path),
+                       fix='rows with a "session", or leave it out')  # fmt: skip
+    else:
+        entries = _read(str(path), form, digest)
     lengths = [entry.planned_tokens for entry in entries]
     outputs = [e.output_tokens for e in entries if e.output_tokens is not None]
     return PromptFile(
@@ -60,14 +58,30 @@ def open_prompts(path: Path, form: str | None = None, *, salted: bool = True) ->
         longest=max(lengths),
         longest_output=max(outputs, default=0),
         salted=salted,
+        history=None if talks is None else talks.history,
+        carried=talks is not None and talks.carried,
+        turns=(0, 0) if talks is None else (min(talks.turns), max(talks.turns)),
+        longest_whole=0 if talks is None else talks.longest_whole,
     )
 
 
 def entries_of(file: PromptFile) -> tuple[Entry, ...]:
     """The prompts of a described file. Raises BadInput when it is another one now."""
+    _check_same(file)
+    if file.history is not None:
+        return _talks(file.file, file.history, file.digest).entries
+    return _read(file.file, file.format, file.digest)
+
+
+def turns_of(file: PromptFile) -> tuple[int, ...]:
+    """How many turns each session of a described file has. Raises as `entries_of` does."""
+    _check_same(file)
+    return _talks(file.file, file.history, file.digest).turns
+
+
+def _check_same(file: PromptFile) -> None:
     if hashlib.sha256(_bytes_of(Path(file.file))).hexdigest()[:16] != file.digest:
         raise BadInput("is another file than when the study was read", where=file.file)
-    return _read(file.file, file.format, file.digest)
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -85,19 +99,45 @@ def _format_of(path: Path, data: bytes) -> str:
     if start.startswith(b"[") or b'"conversations"' in start:
         return "sharegpt"
     if start.startswith(b"{"):
-        return "jsonl"
+        first = start.partition(b"\n")[0]
+        return "sessions" if any(b'"%b"' % k.encode() in first for k in _SESSION_KEYS) else "jsonl"
     if path.suffix in (".json", ".jsonl"):
         raise BadInput("is no JSON", where=str(path), fix="state its format")
     return "text"
 
 
+def _text_of(file: str) -> str:
+    try:
+        return Path(file).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"is not UTF-8 text (byte {error.start})", where=file) from None
+
+
+@lru_cache(maxsize=4)
+def _talks(file: str, history: str | None, digest: str) -> Talks:
+    """The sessions of a file; `digest` makes a changed file another one."""
+    rows = [_session_row(row, value, file) for row, value in _values(_text_of(file), file)]
+    if not rows:
+        raise BadInput("has no prompts", where=file)
+    return talks_of(rows, file, history)
+
+
+def _session_row(row: int, value: dict[str, Any], file: str) -> SessionRow:
+    """A row with its session and a prompt, messages or a length."""
+    names = [value[key] for key in _SESSION_KEYS if value.get(key) is not None]
+    if not names or not isinstance(names[0], str | int):
+        raise _fault(file, row, "needs 'session', a text or a number")
+    lengths = [key for key in _INPUT_KEYS if key in value]
+    if not lengths or "prompt" in value or "messages" in value:
+        return SessionRow(row, str(names[0]), _row(row, value, file))
+    tokens = _whole(value[lengths[0]], lengths[0], row, file)
+    return SessionRow(row, str(names[0]), Entry((), _output_of(row, value, file), tokens))
+
+
 @lru_cache(maxsize=4)
 def _read(file: str, form: str, digest: str) -> tuple[Entry, ...]:
     """All entries; `digest` makes a changed file another one."""
-    try:
-        text = Path(file).read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadInput(f"is not UTF-8 text (byte {error.start})", where=file) from None
+    text = _text_of(file)
     if form == "text":
         found = tuple(
             Entry((("user", line.rstrip("\r")),)) for line in text.split("\n") if line.strip()
@@ -109,10 +149,6 @@ def _read(file: str, form: str, digest: str) -> tuple[Entry, ...]:
     if not found:
         raise BadInput("has no prompts", where=file)
     return found
-
-
-def _fault(file: str, row: int, what: str) -> BadInput:
-    return BadInput(what, where=f"{file}, row {row}", fix="correct or remove the row")
 
 
 def _values(text: str, file: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -138,18 +174,22 @@ def _values(text: str, file: str) -> Iterator[tuple[int, dict[str, Any]]]:
         yield row, found
 
 
+def _output_of(row: int, value: dict[str, Any], file: str) -> int | None:
+    found = [key for key in _LENGTH_KEYS if value.get(key) is not None]
+    return _whole(value[found[0]], found[0], row, file) if found else None
+
+
+def _whole(value: Any, key: str, row: int, file: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_TOKENS:
+        raise _fault(file, row, f"{key} must be a whole number from 1, not {value!r}")
+    return value
+
+
 def _row(row: int, value: dict[str, Any], file: str) -> Entry:
     """A row with `prompt` or `messages`, and perhaps the length of its reply."""
     if ("prompt" in value) == ("messages" in value):
         raise _fault(file, row, "needs either 'prompt' or 'messages'")
-    output = None
-    for key in _LENGTH_KEYS:
-        if value.get(key) is not None:
-            output = value[key]
-            whole = isinstance(output, int) and not isinstance(output, bool)
-            if not whole or not 1 <= output <= MOST_TOKENS:
-                raise _fault(file, row, f"{key} must be a whole number from 1, not {output!r}")
-            break
+    output = _output_of(row, value, file)
     if "prompt" in value:
         if not isinstance(value["prompt"], str) or not value["prompt"].strip():
             raise _fault(file, row, "prompt must be a text that is not empty")

@@ -18,7 +18,7 @@ from ridgeline.workload.arrivals import (
     draw_user_starts,
     presence_of,
 )
-from ridgeline.workload.promptfiles import entries_of
+from ridgeline.workload.promptfiles import entries_of, turns_of
 from ridgeline.workload.traces import replayed
 
 # Rows of lengths drawn for a closed loop, whose request count is not known beforehand. A run that
@@ -45,6 +45,7 @@ class Turn:
     own_tokens: int
     output_tokens: int
     reply: str | None = None
+    entry: int | None = None  # which prompt of its class's file its new part was
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +188,16 @@ class Schedule:
         if planned.turn + 1 >= int(self.sessions.turns[planned.session]):
             return None
         prompt, output = planned.prompt_tokens, planned.output_tokens
-        if heard.prompt_tokens is not None and heard.output_tokens is not None:
-            prompt, output = heard.prompt_tokens, heard.output_tokens
-        turn = Turn(identity, planned.own_tokens, output, heard.reply)
         then = self.planned(planned.row + 1)
+        file = self.workload.prompts.file
+        carried = file is not None and file.carried
+        if carried:  # the row is the whole request, whatever the server said
+            if then.prompt_tokens <= prompt + output:  # by the planned lengths it has lost its past
+                return replace(then, session=planned.session, turn=planned.turn + 1)
+            then = replace(then, prompt_tokens=then.prompt_tokens - prompt - output)
+        elif heard.prompt_tokens is not None and heard.output_tokens is not None:
+            prompt, output = heard.prompt_tokens, heard.output_tokens
+        turn = Turn(identity, planned.own_tokens, output, heard.reply, planned.entry)
         return replace(
             then,
             prompt_tokens=prompt + output + then.prompt_tokens,
@@ -205,7 +212,8 @@ class Schedule:
     def longest(self) -> int:
         """The most tokens that a request can have, prompt and output."""
         whole = self.prompt_tokens.astype(np.int64) + self.output_tokens
-        if self.sessions is None:
+        file = self.workload.prompts.file
+        if self.sessions is None or (file is not None and file.carried):
             return int(whole.max())
         return int(np.add.reduceat(whole, self.sessions.first).max())
 
@@ -249,7 +257,7 @@ def draw_schedule(workload: Workload) -> Schedule:
         items = max(1, len(intended))
     sessions = _draw_sessions(workload, items)
     prompts, outputs, groups, classes = _draw_rows(workload, items, sessions)
-    entries = _draw_entries(workload, prompts, outputs, classes)
+    entries = _draw_entries(workload, prompts, outputs, classes, sessions)
     return Schedule(
         workload=workload,
         prompt_tokens=prompts,
@@ -309,13 +317,30 @@ def _draw_sessions(workload: Workload, items: int) -> SessionRows | None:
     """How many turns each session has, and where its rows are."""
     if workload.sessions is None:
         return None
-    rng = stream(workload.seed, "session-turns")
-    turns = draw_lengths(workload.sessions.turns, items, rng)
+    file = workload.prompts.file
+    if file is not None and file.history is not None:
+        turns = np.array(turns_of(file), dtype=np.int32)[_talks(workload, items)]
+    else:
+        rng = stream(workload.seed, "session-turns")
+        turns = draw_lengths(workload.sessions.turns, items, rng)
     if workload.arrivals.closed_loop:  # enough rows, not enough sessions
         last = int(np.searchsorted(np.cumsum(turns), items)) + 1
         turns = turns[: max(last, workload.arrivals.peak_users or 1)]
     first = np.cumsum(turns, dtype=np.int64) - turns
     return SessionRows(first, turns, int(turns.max()))
+
+
+def _talks(workload: Workload, items: int) -> NDArray[np.int64]:
+    """Which session of a file each item is, in the order of `_passes`."""
+    assert workload.prompts.file is not None
+    return _passes(workload, "", len(turns_of(workload.prompts.file)), items)
+
+
+def _passes(workload: Workload, name: str, count: int, wanted: int) -> NDArray[np.int64]:
+    """`wanted` of `count` things: all in a random order, and in another one each time anew."""
+    rng = stream(workload.seed, f"prompt-file:{name}")
+    passes = [rng.permutation(count) for _ in range(-(-wanted // count))]
+    return np.concatenate([np.empty(0, np.int64), *passes])[:wanted]
 
 
 def _draw_pauses(
@@ -375,7 +400,11 @@ def _draw_rows(
 
 
 def _draw_entries(
-    workload: Workload, prompts: _Rows, outputs: _Rows, classes: NDArray[np.int16] | None
+    workload: Workload,
+    prompts: _Rows,
+    outputs: _Rows,
+    classes: NDArray[np.int16] | None,
+    sessions: SessionRows | None,
 ) -> NDArray[np.int32] | None:
     """Which prompt of a file each row is; its lengths go into `prompts` and `outputs`.
 
@@ -390,13 +419,19 @@ def _draw_entries(
             continue
         mine = np.arange(len(prompts)) if classes is None else np.flatnonzero(classes == number)
         entries = entries_of(kind.prompts.file)
-        rng = stream(workload.seed, f"prompt-file:{kind.name}")
-        passes = [rng.permutation(len(entries)) for _ in range(-(-len(mine) // len(entries)))]
-        found[mine] = np.concatenate([np.empty(0, np.int64), *passes])[: len(mine)]
+        if sessions is None:
+            found[mine] = _passes(workload, kind.name, len(entries), len(mine))
+        else:  # turn after turn
+            first = np.concatenate(([0], np.cumsum(turns_of(kind.prompts.file))))
+            begin = first[_talks(workload, len(sessions.turns))]
+            turn = np.arange(len(mine)) - np.repeat(sessions.first, sessions.turns)
+            found[mine] = np.repeat(begin, sessions.turns) + turn
         planned = np.array([entry.planned_tokens for entry in entries], dtype=np.int32)
         stated = np.array([entry.output_tokens or 0 for entry in entries], dtype=np.int32)
         prompts[mine] = planned[found[mine]]
         outputs[mine] = np.where(stated[found[mine]] > 0, stated[found[mine]], outputs[mine])
+        if not entries[0].messages:  # lengths alone: the texts are made
+            found[mine] = -1
     return found
 
 

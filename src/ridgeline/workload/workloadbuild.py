@@ -27,6 +27,7 @@ from ridgeline.domain.workload import (
     Trace,
     TrafficClass,
     Workload,
+    sessions_of,
 )
 from ridgeline.workload.promptfiles import open_prompts
 from ridgeline.workload.requestoptions import check_extra_body, check_headers, check_sampling
@@ -40,7 +41,6 @@ from ridgeline.workload.workloadmodel import (
     OutputPart,
     PromptFilePart,
     PromptsPart,
-    SessionsPart,
     TimeoutsPart,
     TracePart,
     WorkloadPart,
@@ -59,10 +59,7 @@ def build_workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
     prompts = _prompts(source, part.prompts, (*path, "prompts"), Prompts())
     outputs = _outputs(source, part.output_tokens, (*path, "output_tokens"), Outputs())
     classes = _classes(source, part, path, prompts, outputs)
-    files = [kind.prompts.file for kind in classes] if classes else [prompts.file]
-    if part.sessions is not None and any(file is not None for file in files):
-        what = "sessions do not go with a file of prompts, whose rows are whole requests"
-        raise source.error((*path, "sessions"), what, "leave one of them out")
+    sessions = _sessions(source, part, path, prompts, classes)
     return Workload(
         arrivals=arrivals,
         prompts=prompts,
@@ -73,7 +70,7 @@ def build_workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
         requests=part.requests,
         seed=part.seed,
         classes=classes,
-        sessions=_sessions(source, part.sessions, (*path, "sessions")),
+        sessions=sessions,
         client=_client(part.client),
         options=_options(source, part, path),
         salt=part.salt,
@@ -170,7 +167,7 @@ def _prompts(source: Source, part: PromptsPart | None, path: Path_, default: Pro
 def _prompt_file(source: Source, part: PromptFilePart, path: Path_) -> PromptFile:
     try:
         found = (source.folder / part.file).resolve()
-        return open_prompts(found, part.format, salted=part.salted)
+        return open_prompts(found, part.format, salted=part.salted, history=part.history)
     except BadInput as error:
         if source.stored:
             return PromptFile(part.file, part.format or "unknown", "")
@@ -210,13 +207,38 @@ def _classes(
     )
 
 
-def _sessions(source: Source, part: SessionsPart | None, path: Path_) -> Sessions | None:
+def _sessions(
+    source: Source,
+    whole: WorkloadPart,
+    path: Path_,
+    prompts: Prompts,
+    classes: tuple[TrafficClass, ...],
+) -> Sessions | None:
+    """Drawn sessions, or those of a file of sessions."""
+    part, here = whole.sessions, (*path, "sessions")
+    files = [kind.prompts.file for kind in classes] if classes else [prompts.file]
+    of_file = [file for file in files if file is not None and file.history is not None]
+    if of_file and (classes or prompts.images):
+        other = "classes" if classes else "images"
+        raise source.error(path, f"a file of sessions does not go with {other}")
+    if of_file:
+        if part is not None and part.turns is not None:
+            raise source.error((*here, "turns"), "the file says how many turns a session has",
+                               "leave it out")  # fmt: skip
+        if part is None:
+            return sessions_of(of_file[0], 0.0)
+        return sessions_of(of_file[0], part.think_time_s, part.think_time)
     if part is None:
         return None
-    turns = _lengths(source, part.turns, (*path, "turns"), Lengths(1))
+    if any(file is not None for file in files):
+        what = "sessions do not go with a file of prompts, whose rows are whole requests"
+        raise source.error(here, what, "leave one of them out")
+    if part.turns is None:
+        raise source.error(here, f"'{'.'.join(map(str, here))}.turns' is missing", "turns: 4")
+    turns = _lengths(source, part.turns, (*here, "turns"), Lengths(1))
     if turns.high > MOST_TURNS:
         what = f"a session has at most {MOST_TURNS:,} turns, not {turns.high:,}"
-        raise source.error((*path, "turns"), what)
+        raise source.error((*here, "turns"), what)
     return Sessions(turns, part.think_time_s, part.think_time)
 
 

@@ -8,6 +8,7 @@ from pydantic import Field, WithJsonSchema, WrapValidator, create_model
 from ridgeline.domain.slo import LATENCY_KEYS, SHARE_KEYS
 from ridgeline.workload.arrivals import LEAST_BURSTINESS
 from ridgeline.workload.promptfiles import FORMATS as PROMPT_FORMATS
+from ridgeline.workload.sessionfiles import HISTORIES
 from ridgeline.workload.studypart import (
     DAY_S,
     LEAST_RATE,
@@ -125,7 +126,7 @@ class ImagesPart(Part):
 
 
 class PromptFilePart(Part):
-    """A file of prompts; a row is one request, whole as it stands."""
+    """A file of prompts; a row is one request, whole as it stands, or a turn of a session."""
 
     file: str = Field(min_length=1, description="from the study file's folder")
     format: Literal[PROMPT_FORMATS] | None = Field(  # type: ignore[valid-type]
@@ -134,6 +135,10 @@ class PromptFilePart(Part):
     salted: bool = Field(
         True, description="each prompt begins with words of its own; false sends the texts as they"
         " are, and what they share is shared",
+    )  # fmt: skip
+    history: Literal[HISTORIES] | None = Field(  # type: ignore[valid-type]
+        default=None, description="rows of sessions carry the talk so far (cumulative) or only what"
+        " is new (incremental); seen in the rows unless given",
     )  # fmt: skip
 
 
@@ -183,7 +188,7 @@ class ClassPart(Part):
 class SessionsPart(Part):
     """Conversations: each turn carries the talk so far, the server's replies included."""
 
-    turns: widened(LengthsPart, "mean")  # type: ignore[valid-type]
+    turns: widened(LengthsPart, "mean") | None = None  # type: ignore[valid-type]
     think_time_s: float = amount("seconds", "pause between a reply and the next turn",
                                   default=0.0, ge=0, le=DAY_S)  # fmt: skip
     think_time: Literal["constant", "exponential"] = Field("constant", description=_LAW)
