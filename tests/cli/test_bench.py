@@ -25,6 +25,7 @@ from ridgeline.cli.main import run as ridgeline
 COMMAND = [sys.executable, "-m", "ridgeline.cli.main"]
 TTFT_MS, ITL_MS, TOKENS = 400, 20, 10
 ATTEMPTS = 5
+UNCALIBRATED = "--no-calibration"  # these runs are about other things, and it takes seconds
 LOAD = ["--users", "8", "--warmup", "0.5", "--prompt-tokens", "20", "--output-tokens", str(TOKENS)]
 
 
@@ -33,7 +34,7 @@ def measure(args: list[str], out: Path, capfd: pytest.CaptureFixture[str]) -> tu
     that the client was the limit is then the right answer.
     """
     for _ in range(ATTEMPTS):
-        code = ridgeline(["bench", *args, "--out", str(out)])
+        code = ridgeline(["bench", *args, UNCALIBRATED, "--out", str(out)])
         shown = capfd.readouterr()
         if not (code == 3 and "client limit" in shown.err):
             break
@@ -136,7 +137,7 @@ def test_open_loop_reports_both_ttfts(url: str, tmp_path: Path) -> None:
     sizes = ["--output-tokens", "3", "--quiet"]
     result = tmp_path / "r.json"
     files = ["--out", str(tmp_path / "o"), "--json", str(result)]
-    assert ridgeline(["bench", url, *load, *sizes, *files]) in (0, 3)
+    assert ridgeline(["bench", url, *load, *sizes, *files, UNCALIBRATED]) in (0, 3)
     body = json.loads(result.read_text())
     assert body["requests"]["sent"] == pytest.approx(30, abs=1)
     assert body["ttft_intent_s"]["p50"] >= body["ttft_s"]["p50"]
@@ -147,7 +148,9 @@ def test_workers_and_replicas(url: str, tmp_path: Path, capfd: pytest.CaptureFix
     load = ["--users", "6", "--duration", "2", "--warmup", "0.5", "--output-tokens", "4"]
     more = ["--workers", "2", "--url", f"{url}/v1", "--routing", "least-loaded", "--quiet"]
     files = ["--out", str(tmp_path / "o"), "--json", str(tmp_path / "r.json")]
-    assert ridgeline(["bench", url, *load, *more, *files]) in (0, 3), capfd.readouterr().err
+    assert ridgeline(["bench", url, *load, *more, *files, UNCALIBRATED]) in (0, 3), (
+        capfd.readouterr().err
+    )
     body = json.loads((tmp_path / "r.json").read_text())
     assert body["requests"]["failed"] == 0
     assert body["client"]["workers"] == 2
@@ -246,7 +249,17 @@ def test_a_file_where_the_folder_should_be(
 
 def test_json_into_the_folder_that_is_to_be_made(url: str, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "deeper"
-    args = ["bench", url, *LOAD, "--requests", "16", "--quiet", "--out", str(folder / "o")]
+    args = [
+        "bench",
+        url,
+        *LOAD,
+        UNCALIBRATED,
+        "--requests",
+        "16",
+        "--quiet",
+        "--out",
+        str(folder / "o"),
+    ]
     assert ridgeline([*args, "--json", str(folder / "r.json")]) in (0, 3)
     assert json.loads((folder / "r.json").read_text())["source"] == "measured"
 
@@ -258,7 +271,17 @@ def test_a_reply_longer_than_the_grace_time_is_no_failure(
     server, address = serve("--fixed-ttft-ms", "300", "--fixed-itl-ms", "300")
     load = ["--users", "4", "--duration", "1.5", "--warmup", "0", "--output-tokens", "9"]
     result, out = tmp_path / "r.json", tmp_path / "o"
-    args = ["bench", address, *load, "--quiet", "--json", str(result), "--out", str(out)]
+    args = [
+        "bench",
+        address,
+        *load,
+        UNCALIBRATED,
+        "--quiet",
+        "--json",
+        str(result),
+        "--out",
+        str(out),
+    ]
     try:
         assert ridgeline([*args, "--grace", "0.3"]) == 3
         err = capfd.readouterr().err
@@ -420,7 +443,7 @@ def test_nobody_listens(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
 
 def begin(url: str, folder: Path, *more: str) -> subprocess.Popen[str]:
     child = subprocess.Popen(
-        [*COMMAND, "bench", url, *LOAD, "--duration", "60", "--out", "o", *more],
+        [*COMMAND, "bench", url, *LOAD, UNCALIBRATED, "--duration", "60", "--out", "o", *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -516,7 +539,7 @@ def test_a_terminal_shows_live_figures_and_no_colour_is_honoured(url: str, tmp_p
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     child = subprocess.Popen(
-        [*COMMAND, "bench", url, *LOAD, "--duration", "2", "--out", "o"],
+        [*COMMAND, "bench", url, *LOAD, UNCALIBRATED, "--duration", "2", "--out", "o"],
         stdout=subprocess.DEVNULL,
         stderr=theirs,
         cwd=tmp_path,

@@ -312,3 +312,44 @@ def test_a_file_and_images_in_the_bodies(tmp_path: Path) -> None:
     assert message["content"][0]["text"].split()
     urls = {b["messages"][0]["content"][1]["image_url"]["url"] for b in made}  # type: ignore[index]
     assert len(urls) == 8
+
+
+def test_a_run_above_what_its_client_was_shown_to_do_is_void(tmp_path: Path) -> None:
+    """The calibration is asked once for the run, kept with it, and judges it."""
+    from ridgeline.domain.calibration import ClientCalibration, ClientLevel  # noqa: PLC0415
+    from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415
+    from ridgeline.engines.endpoint import EndpointEngine  # noqa: PLC0415
+    from ridgeline.experiment.plan import Plan, PlannedExperiment, plan_runs  # noqa: PLC0415
+    from ridgeline.experiment.protocol import carry_out  # noqa: PLC0415
+    from ridgeline.store.run_directory import read_run  # noqa: PLC0415
+
+    asked: list[float] = []
+
+    def able(workload: Workload) -> ClientCalibration:
+        asked.append(workload.arrivals.peak)
+        few = {
+            "requests_per_s": 1.0, "chunks_per_s": 2.0, "compared": 9, "failed": 0,
+            "ttft_error_p50_s": 0.0, "ttft_error_p99_s": 0.0, "itl_error_p50_s": 0.0,
+            "itl_error_p99_s": 0.0, "send_lateness_p50_s": 0.0, "send_lateness_p99_s": 0.0,
+            "loop_lag_p99_s": 0.0, "cpu_share": 0.9, "server_lateness_p50_s": 0.0,
+            "server_was_the_limit": False,
+        }  # fmt: skip
+        levels = [ClientLevel(kind=k, asked_per_s=1.0, **few) for k in ("requests", "chunks")]  # type: ignore[arg-type]
+        return ClientCalibration(100, 1, 1.0, tuple(levels))
+
+    workload = Workload(Arrivals(users=2), Prompts(Lengths(40)), Outputs(Lengths(9)),
+                        duration_s=9, warmup_s=0, requests=20)  # fmt: skip
+    with MockServer(Talker(), {"/v1/models": models_page("m")}) as mock:
+        configuration = Configuration("m", Knobs(), "endpoint", url=mock.url)
+        plan = Plan("p", "bench", None, (PlannedExperiment("e", configuration, workload),))
+        (run,) = plan_runs(plan)
+        stored = carry_out(run, tmp_path / "r", EndpointEngine(), SilentWatch(), calibrate=able)
+    assert asked == [2.0]
+    assert stored.state == "void"
+    assert stored.summary is not None
+    assert any(
+        "at most 1 requests/s or 2 chunks/s right" in r for r in stored.summary.verdict.reasons
+    )
+    again = read_run(tmp_path / "r")
+    assert again.facts is not None
+    assert again.facts.calibration == able(workload)

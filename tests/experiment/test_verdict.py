@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from experiment_builders import evidence, request
 
+from ridgeline.domain.calibration import ClientCalibration, ClientLevel
 from ridgeline.domain.records import RequestRecord
-from ridgeline.domain.run import ClientCheck, ServerCounters
+from ridgeline.domain.run import ClientCheck, ServerCounters, Verdict
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, SharedPrefix
 from ridgeline.experiment.verdict import Evidence, judge, trend
 
@@ -21,6 +22,21 @@ EXACT = ServerCounters(
     prefix_cache_queries=30000.0,
     prefix_cache_hits=0.0,
 )
+
+
+def calibration(requests: float, chunks: float, cpu: float) -> ClientCalibration:
+    """A client that timed so many right and no more, at that share of its core."""
+    levels = [
+        ClientLevel(
+            kind=kind, asked_per_s=rate, requests_per_s=rate, chunks_per_s=rate, compared=9,
+            failed=0, ttft_error_p50_s=0.0, ttft_error_p99_s=0.0, itl_error_p50_s=0.0,
+            itl_error_p99_s=0.0, send_lateness_p50_s=0.0, send_lateness_p99_s=0.0,
+            loop_lag_p99_s=0.0, cpu_share=cpu, server_lateness_p50_s=0.0,
+            server_was_the_limit=False,
+        )
+        for kind, rate in (("requests", requests), ("chunks", chunks))
+    ]  # fmt: skip
+    return ClientCalibration(100, 1, 1.0, tuple(levels))
 
 
 def reasons(e: Evidence) -> str:
@@ -202,6 +218,39 @@ class TestClient:
         assert f"client limit: {text}" in reasons(
             evidence(STEADY, client=ClientCheck("kernel", faults=(text,)))
         )
+
+    def test_more_load_than_the_client_was_shown_to_time_right_voids(self) -> None:
+        """40 requests/s of 10 chunks: 40 requests and 360 further reads a second."""
+        busy = [request(i, i / 40) for i in range(1200)]
+
+        def said(requests: float, chunks: float, cpu: float = 0.9) -> Verdict:
+            able = calibration(requests, chunks, cpu)
+            found = evidence(busy)
+            return judge(replace(found, facts=replace(found.facts, calibration=able)))
+
+        assert said(100, 1000).valid
+        assert said(80, 721).valid
+        (reason,) = said(80, 719).reasons  # 0.5 + 360 / 719 is just above 1
+        assert reason.startswith("client limit: 40 requests/s and 400 chunks/s in the busiest")
+        assert "at most 80 requests/s or 719 chunks/s right" in reason
+        assert not said(39, 1e6).valid
+        # where the client had time left it was not the client that ended the search
+        assert said(39, 1e6, cpu=0.5).valid
+        assert any("could not be found out" in w for w in said(39, 1e6, cpu=0.5).warnings)
+
+    def test_the_busiest_second_counts_not_the_mean(self) -> None:
+        burst = [*STEADY, *(request(1000 + i, 10.0 + i / 500) for i in range(400))]
+        found = evidence(burst)
+        able = calibration(200, 1e6, 0.9)
+        found = replace(found, facts=replace(found.facts, calibration=able))
+        assert "in the busiest second" in reasons(found)
+
+    def test_a_calibration_that_could_not_be_made_is_told(self) -> None:
+        found = evidence(STEADY)
+        able = ClientCalibration(100, 1, 0.1, problem="no port")
+        verdict = judge(replace(found, facts=replace(found.facts, calibration=able)))
+        assert verdict.valid
+        assert "not calibrated: no port" in verdict.warnings[0]
 
     def test_a_full_core_voids_and_a_busy_one_warns(self) -> None:
         assert "96%" in reasons(evidence(STEADY, client=ClientCheck("k", cpu_share=0.96)))

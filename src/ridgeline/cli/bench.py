@@ -9,6 +9,7 @@ from ridgeline.cli import options
 from ridgeline.cli.benchtraffic import (
     check_lengths,
     check_numbers,
+    request_options_of,
     seconds_of,
     sessions_asked,
     workload_of,
@@ -27,19 +28,21 @@ from ridgeline.cli.output import (
     show,
     write_json,
 )
+from ridgeline.cli.selftest import Calibrated, calibrate_at_length
 from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
     from ridgeline.domain.summary import Summary
     from ridgeline.engines.base import Engine
     from ridgeline.experiment.plan import Plan
+    from ridgeline.experiment.protocol import Calibrate
     from ridgeline.store.run_directory import StoredRun
 
 NAME = "bench"
 
 
 def bench(
-    url: options.Url,
+    url: options.Url = None,
     *,
     model: options.Model = None,
     endpoint: options.Endpoint = options.EndpointKind.CHAT,
@@ -99,11 +102,15 @@ def bench(
     workers: options.Workers = "1",
     more_urls: options.MoreUrls = None,
     routing: options.Routing = "round-robin",
+    calibrate: options.Calibrate = False,
+    no_calibration: options.NoCalibration = False,
     quiet: options.Quiet = False,
 ) -> int:
     """Measure the OpenAI-compatible server at URL under a load of users or of a rate.
 
     The API key comes from RIDGELINE_API_KEY or OPENAI_API_KEY. Ctrl-C keeps what was measured.
+    Before the run the client is tried against null servers on this host; a run that asked more of
+    it than was shown to be timed right is void.
     """
     from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415  --help is quick
     from ridgeline.domain.slo import parse_slo  # noqa: PLC0415
@@ -111,17 +118,11 @@ def bench(
         Lengths,
         Outputs,
         Prompts,
-        RequestOptions,
     )
     from ridgeline.engines.endpoint import EndpointEngine, HttpEndpoint  # noqa: PLC0415
     from ridgeline.experiment.plan import Plan, PlannedExperiment  # noqa: PLC0415
     from ridgeline.load.limits import ensure_open_files  # noqa: PLC0415
     from ridgeline.workload.promptfiles import open_prompts  # noqa: PLC0415
-    from ridgeline.workload.requestoptions import (  # noqa: PLC0415
-        check_sampling,
-        parse_extra_body,
-        parse_headers,
-    )
 
     limits = parse_slo(slo)
     times = {
@@ -136,6 +137,13 @@ def bench(
         whole=timeout,
         grace=grace,
     )
+    if calibrate and no_calibration:
+        raise BadInput("--calibrate and --no-calibration exclude each other")
+    if url is None:
+        if not calibrate:
+            raise BadInput("give the URL of a server", fix="ridgeline bench http://HOST:PORT ...")
+        calibrate_at_length(users or rate or 0, client.workers, json, quiet=quiet)
+        return 0
     urls = (url, *(more_urls or ()))
     rule = routing_of(routing, len(urls))
     check_numbers(times, spread=spread, burstiness=burstiness, price=price_per_gpu_hour)
@@ -174,17 +182,19 @@ def bench(
     )
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k,
                 "seed": sampling_seed, "stop": stop or None}  # fmt: skip
-    request_options = RequestOptions(
-        check_sampling({k: v for k, v in sampling.items() if v is not None}, "bench"),
-        parse_extra_body(extra_body or "{}", "--extra-body"),
-        parse_headers(header or [], "--header"),
-    )
     if token_ids and (endpoint is not options.EndpointKind.COMPLETIONS or sessions is not None):
         raise BadInput("--token-ids goes with --endpoint completions, and not with --turns")
     workload = replace(
-        workload, client=client, options=request_options, salt=salt or None, token_ids=token_ids
+        workload,
+        client=client,
+        options=request_options_of(sampling, extra_body, header or []),
+        salt=salt or None,
+        token_ids=token_ids,
     )
     info = HttpEndpoint(urls, model=model).info()
+    able = None
+    if calibrate:
+        able = calibrate_at_length(arrivals.peak, client.workers, None, quiet=quiet)
     configuration = Configuration(
         model=info.model,
         knobs=Knobs(max_model_len=info.max_model_len),
@@ -199,7 +209,8 @@ def bench(
     )
     experiment = PlannedExperiment(NAME, configuration, workload, "")
     plan = Plan(NAME, "bench", None, (experiment,), limits, 1, endpoint)
-    return _measure(plan, folder, (json, export_vllm), EndpointEngine(), quiet=quiet)
+    tried = None if no_calibration else Calibrated(say, able)
+    return _measure(plan, folder, (json, export_vllm), EndpointEngine(), tried, quiet=quiet)
 
 
 def _known(gpu: str | None) -> str | None:
@@ -217,6 +228,7 @@ def _measure(
     folder: Path,
     targets: tuple[str | None, Path | None],
     engine: "Engine",
+    calibrate: "Calibrate | None",
     *,
     quiet: bool,
 ) -> int:
@@ -235,6 +247,7 @@ def _measure(
             StudyProgress(shown, stop),
             command=command_line(),
             keep=False,
+            calibrate=calibrate,
         )
     run = read_run(directory.run_folder(outcome.index.order[0]))
     if run.summary is not None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         Arrivals,
         Outputs,
         Prompts,
+        RequestOptions,
         Sessions,
         TrafficClass,
         Workload,
@@ -115,6 +116,24 @@ def workload_of(
     automatic = fixed is None
     return Workload(
         arrivals, prompts, outputs, measured, seconds, requests, seed, automatic, classes, sessions
+    )
+
+
+def request_options_of(
+    sampling: Mapping[str, object], extra_body: str, headers: list[str]
+) -> "RequestOptions":
+    """What every request says besides its prompt; None in `sampling` is what was not given."""
+    from ridgeline.domain.workload import RequestOptions  # noqa: PLC0415
+    from ridgeline.workload.requestoptions import (  # noqa: PLC0415
+        check_sampling,
+        parse_extra_body,
+        parse_headers,
+    )
+
+    return RequestOptions(
+        check_sampling({k: v for k, v in sampling.items() if v is not None}, "bench"),
+        parse_extra_body(extra_body or "{}", "--extra-body"),
+        parse_headers(headers, "--header"),
     )
 
 

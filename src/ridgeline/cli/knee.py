@@ -19,6 +19,7 @@ from ridgeline.cli.output import (
     show,
     write_json,
 )
+from ridgeline.cli.selftest import Calibrated
 from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def knee(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where results go [runs/knee-<time>].")
     ] = None,
+    no_calibration: options.NoCalibration = False,
     quiet: options.Quiet = False,
 ) -> int:
     """Find the saturation knee, and with targets the highest load that meets them.
@@ -118,7 +120,12 @@ def knee(
     with stop_on_interrupt() as stop, display(quiet=quiet) as shown:
         watch = _progress(shown, stop)
         result, stopped = search_knee(
-            sweep, StudyDirectory(folder), engine, watch, command=command_line()
+            sweep,
+            StudyDirectory(folder),
+            engine,
+            watch,
+            command=command_line(),
+            calibrate=None if no_calibration else Calibrated(shown.note),
         )
     write_json(json, result.to_json())
     if not quiet:

@@ -58,7 +58,7 @@ class ArrivalLaw(enum.StrEnum):
     GAMMA = "gamma"
 
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="Base URL, with or without /v1.")]
+Url = Annotated[str | None, typer.Argument(metavar="URL", help="Base URL, with or without /v1.")]
 Model = Annotated[str | None, typer.Option(metavar="M", help="Model name [the first one served].")]
 Endpoint = Annotated[EndpointKind, typer.Option(help="API to use.")]
 Users = Annotated[
@@ -246,6 +246,20 @@ Routing = Annotated[
     typer.Option(
         metavar="RULE",
         help="How replicas share requests: round-robin, least-loaded, prefix-aware.",
+    ),
+]
+Calibrate = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate",
+        help="Try this client against null servers of its own and show what it can do here; without"
+        " URL that is all (about 15 s).",
+    ),
+]
+NoCalibration = Annotated[
+    bool,
+    typer.Option(
+        "--no-calibration", help="Leave out the short calibration of the client (1 to 3 s) before."
     ),
 ]
 Quiet = Annotated[

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ridgeline.cli import options
 from ridgeline.cli.output import (
     GATE_FAILED,
     INTERRUPTED,
@@ -14,6 +15,7 @@ from ridgeline.cli.output import (
     show,
     write_json,
 )
+from ridgeline.cli.selftest import Calibrated
 from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ def study(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where results go [runs/<name>].")
     ] = None,
+    no_calibration: options.NoCalibration = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Plain lines instead of live bars, no table.")
     ] = False,
@@ -105,6 +108,7 @@ def study(
             retries=retries,
             notes=notes,
             whole=plan_of(given),
+            calibrate=None if no_calibration else Calibrated(shown.note),
         )
     result = results_of(outcome.index, directory, loaded)
     write_json(json, to_json(result))

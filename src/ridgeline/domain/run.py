@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from ridgeline.domain.calibration import ClientCalibration
 from ridgeline.domain.records import RunEvent
 
 Source = Literal["twin", "measured"]
@@ -100,6 +101,7 @@ class RunFacts:
     `server_faults`: what happened to the server that leaves the figures without meaning (it was
     restarted, it is gone), each in one line. `warmup`: None when its length was fixed. `errors`: of
     a twin's figures, by their path in a Summary, as standard deviations of logarithms.
+    `calibration`: what the client was shown to be able to do before the run; None: not tried.
     """
 
     source: Source
@@ -115,6 +117,7 @@ class RunFacts:
     server_faults: tuple[str, ...] = ()
     warmup: Warmup | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
+    calibration: ClientCalibration | None = None
 
 
 @dataclass(frozen=True, slots=True)

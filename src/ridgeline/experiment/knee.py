@@ -27,7 +27,7 @@ from ridgeline.engines.base import Endpoint, Engine
 from ridgeline.experiment.kneesearch import Asked, next_load
 from ridgeline.experiment.ledger import begin_index, entry_of, split_runs
 from ridgeline.experiment.plan import Plan, PlannedExperiment, plan_runs
-from ridgeline.experiment.protocol import carry_out
+from ridgeline.experiment.protocol import Calibrate, carry_out
 from ridgeline.experiment.runner import StudyWatch
 from ridgeline.experiment.steady import QUEUE_GREW
 from ridgeline.store.codec import from_plain, infinities_back
@@ -71,14 +71,20 @@ class SweepWatch(StudyWatch, Protocol):
 
 
 def search_knee(
-    sweep: Sweep, directory: StudyDirectory, engine: Engine, watch: SweepWatch, *, command: str
+    sweep: Sweep,
+    directory: StudyDirectory,
+    engine: Engine,
+    watch: SweepWatch,
+    *,
+    command: str,
+    calibrate: Calibrate | None = None,
 ) -> tuple[KneeResult, bool]:
     """Measure level after level; the result, and whether the user stopped it. Raises StoreError."""
     begun = time.monotonic()
     levels: list[KneeLevel] = []
     notes: list[str] = []
     with directory.held(), _kept_up(engine, sweep.configuration) as held:
-        book = _Levels(sweep, directory, held, watch, command)
+        book = _Levels(sweep, directory, held, watch, command, calibrate)
         if sweep.asked.start <= 0:
             sweep, note = book.with_start()
             notes += [note] if note else []
@@ -121,6 +127,7 @@ class _Levels:
     engine: Engine
     watch: StudyWatch
     command: str
+    calibrate: Calibrate | None = None
     experiments: list[PlannedExperiment] = field(default_factory=list)
 
     def with_start(self) -> tuple[Sweep, str | None]:
@@ -184,7 +191,7 @@ class _Levels:
         if kept:
             set_aside(folder)
         watch = self.watch.started(run)
-        stored = carry_out(run, folder, self.engine, watch)
+        stored = carry_out(run, folder, self.engine, watch, calibrate=self.calibrate)
         self.directory.write_index(index.with_run(entry_of(stored)))
         self.watch.ended(stored)
         return stored

@@ -6,13 +6,14 @@ second of computing and can be had again, so its records go to the tables at onc
 
 import contextlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ridgeline.domain.accounting import Bounds
 from ridgeline.domain.arrivalcheck import arrival_figures
 from ridgeline.domain.bands import bands_of
+from ridgeline.domain.calibration import ClientCalibration
 from ridgeline.domain.defaults import WEIGHT_FORMATS
 from ridgeline.domain.errors import BadInput, RidgelineError, StoreError
 from ridgeline.domain.knobs import Configuration
@@ -25,6 +26,7 @@ from ridgeline.domain.resolvable import read_errors, withhold
 from ridgeline.domain.run import ClientCheck, RunFacts, Source, Warmup, Watch, Window
 from ridgeline.domain.steadystate import STEADY
 from ridgeline.domain.summary import Summary, VerdictFigures
+from ridgeline.domain.workload import Workload
 from ridgeline.engines.base import DrivePlan, Engine
 from ridgeline.engines.beside import Beside, WatchedEndpoint
 from ridgeline.experiment.binding import measured_limit
@@ -52,6 +54,9 @@ from ridgeline.store.run_directory import (
 from ridgeline.store.tables import write_telemetry
 from ridgeline.workload.schedule import draw_schedule
 
+# What the client can do under such a load; called right before a run of a real server.
+Calibrate = Callable[[Workload], ClientCalibration]
+
 
 def carry_out(
     run: PlannedRun,
@@ -61,11 +66,13 @@ def carry_out(
     *,
     known: Mapping[str, object] | None = None,
     notes: tuple[str, ...] = (),
+    calibrate: Calibrate | None = None,
 ) -> StoredRun:
     """Do one run and store it. What goes wrong with the engine is a result: state "failed".
 
     `known` is kept with the facts about the server, `notes` with the run's own. What an engine of
-    ours did beside the run (its telemetry and log) is stored in the run's folder.
+    ours did beside the run (its telemetry and log) is stored in the run's folder. `calibrate` tells
+    what the client can do; None: it is not tried.
 
     Raises StoreError when it cannot be stored (a measured run's journal then stays readable), and
     lets KeyboardInterrupt through (likewise).
@@ -78,7 +85,7 @@ def carry_out(
     make_folder(folder)
     path = folder / JOURNAL_FILE
     with Journal(path, to_plain(meta)) as journal:
-        driven = _drive(run, meta, journal, engine, watch)
+        driven = _drive(run, meta, journal, engine, watch, calibrate=calibrate)
         facts, failure = driven.facts, driven.failure
         if facts is not None:
             server = {**facts.server, **(known or {})}
@@ -117,6 +124,8 @@ def _drive(
     sink: RecordSink,
     engine: Engine,
     watch: Watch,
+    *,
+    calibrate: Calibrate | None = None,
 ) -> "_Driven":
     driven = _Driven()
     try:
@@ -125,8 +134,9 @@ def _drive(
             limits = run.workload.client.timeouts
             routing = meta.configuration.routing
             plan = DrivePlan(schedule, meta.salt, run.endpoint, limits, routing, bands=True)
+            able = None if calibrate is None else calibrate(run.workload)
             try:
-                driven.facts = endpoint.drive(plan, sink, watch)
+                driven.facts = replace(endpoint.drive(plan, sink, watch), calibration=able)
             finally:
                 if isinstance(endpoint, WatchedEndpoint):
                     driven.beside = endpoint.beside()

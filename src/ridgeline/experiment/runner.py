@@ -24,7 +24,7 @@ from ridgeline.engines.base import Engine
 from ridgeline.experiment.engines import BLOCKS_NOTE, COLD_NOTE, Engines
 from ridgeline.experiment.ledger import KEPT, begin_index, entry_of, split_runs
 from ridgeline.experiment.plan import Plan, PlannedRun, plan_runs
-from ridgeline.experiment.protocol import carry_out
+from ridgeline.experiment.protocol import Calibrate, carry_out
 from ridgeline.store.run_directory import (
     StoredRun,
     read_run,
@@ -105,6 +105,7 @@ def run_plan(
     retries: int = 0,
     notes: Sequence[str] = (),
     whole: Plan | None = None,
+    calibrate: Calibrate | None = None,
 ) -> Outcome:
     """Do every run of the plan that is not there yet; raises StoreError.
 
@@ -114,6 +115,7 @@ def run_plan(
     engine is measured again, at once, so that it stays beside its pair. `notes` go into the index.
     `whole` is the plan that
     this one is a part of: what it holds beyond and is on disk stays in the index as it is.
+    `calibrate` tells what the load client can do here, before each run of a real engine.
     """
     runs = plan_runs(plan)
     with directory.held():
@@ -121,7 +123,7 @@ def run_plan(
         if study_text is not None:
             directory.write_study_text(study_text)
         todo, kept = split_runs(runs, directory, keep=keep)
-        book = _book(index, directory, watch, kept)
+        book = _book(index, directory, watch, kept, calibrate)
         for note in notes:
             book.note(note)
         engines = Engines(engine_for, directory.path)
@@ -138,11 +140,12 @@ def _book(
     directory: StudyDirectory,
     watch: StudyWatch,
     kept: Sequence[StoredRun],
+    calibrate: Calibrate | None,
 ) -> "_Book":
     for run in kept:
         index = index.with_run(entry_of(run))
     directory.write_index(index)
-    return _Book(directory, index, watch)
+    return _Book(directory, index, watch, calibrate)
 
 
 def _do(
@@ -188,6 +191,7 @@ class _Book:
     directory: StudyDirectory
     index: StudyIndex
     watch: StudyWatch
+    calibrate: Calibrate | None = None
 
     def started(self, run: PlannedRun) -> Watch:
         self._write(replace(self.index.runs[run.run_id], state="running", reason=None))
@@ -264,7 +268,9 @@ def _measure(
         why = "; ".join(void.summary.verdict.reasons)
         notes = (*notes, f"measured again: the try before it, kept in {aside.name}, is void: {why}")
     watch = book.started(run)
-    stored = carry_out(run, folder, engines.of(run), watch, known=facts, notes=notes)
+    stored = carry_out(
+        run, folder, engines.of(run), watch, known=facts, notes=notes, calibrate=book.calibrate
+    )
     book.ended(stored)
     return stored
 

@@ -67,6 +67,8 @@ def single_run(report: StudyReport) -> RenderableType:
         parts += _judgement(summary)
         if summary.warmup is not None:
             parts.append(Text(f"warm-up: {summary.warmup.reason}", style="dim"))
+        able = dict(report.how).get("Client calibration")
+        parts += [Text(f"client calibration: {able}", style="dim")] if able else []
         parts += [*_client(summary), *(Text(f"note: {n}", style="dim") for n in summary.notes)]
     parts += [Text(f"{run} {'are' if ',' in run else 'is'} {state}: {why}", style="yellow")
               for run, state, why in void_lines(report)]  # fmt: skip

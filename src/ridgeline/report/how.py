@@ -12,6 +12,7 @@ from ridgeline.domain.workload import Arrivals, Lengths, Trace, TrafficClass, Wo
 from ridgeline.experiment.results import StudyResult
 from ridgeline.report import numbers
 from ridgeline.report.alike import kind_of, told_once
+from ridgeline.report.selftest import calibration_words
 from ridgeline.store.run_directory import StoredRun
 
 Facts = tuple[tuple[str, str], ...]
@@ -58,6 +59,7 @@ def how_measured(result: StudyResult, first: StoredRun | None) -> Facts:
         meta = first.meta
         facts += [
             ("Client", _client(result)),
+            ("Client calibration", _calibration(first.facts)),
             ("Engine", _engine(first)),
             ("Flags given", _flags(meta.configuration)),
             ("Flags resolved", _resolved(first.facts)),
@@ -201,6 +203,12 @@ def _client(result: StudyResult) -> str:
     if known:
         parts.append(f"chunks stamped by: {', '.join(known)}")
     return "; ".join(parts)
+
+
+def _calibration(facts: RunFacts | None) -> str:
+    """What the client was shown to be able to do before the runs."""
+    able = None if facts is None else facts.calibration
+    return "" if able is None else calibration_words(able)
 
 
 def _engine(first: StoredRun) -> str:

@@ -1,0 +1,59 @@
+"""The client's calibration as the verbs use it: once before the runs, or alone and at length."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ridgeline.cli.output import say, show, write_json
+
+if TYPE_CHECKING:
+    from ridgeline.domain.calibration import ClientCalibration
+    from ridgeline.domain.workload import Workload
+
+
+class Calibrated:
+    """Calibrates the client in short form, once for each number of workers.
+
+    An `experiment.protocol.Calibrate`. `known`: a calibration that was made already.
+    """
+
+    def __init__(
+        self, tell: Callable[[str], None], known: "ClientCalibration | None" = None
+    ) -> None:
+        self._tell = tell
+        self._known = {} if known is None else {known.workers: known}
+
+    def __call__(self, workload: "Workload") -> "ClientCalibration":
+        """What the client can do under such a load; tells it the first time."""
+        from ridgeline.load.crew import workers_for  # noqa: PLC0415  --help is quick
+        from ridgeline.load.selftest import calibrate_client  # noqa: PLC0415
+        from ridgeline.report.selftest import calibration_words  # noqa: PLC0415
+
+        workers = workers_for(workload.client.workers)
+        if workers not in self._known:
+            self._known[workers] = found = calibrate_client(workload.arrivals.peak, workers)
+            self._tell(f"client calibration: {calibration_words(found)}")
+        return self._known[workers]
+
+
+def calibrate_at_length(
+    streams: float, workers: int | str, json: str | None, *, quiet: bool
+) -> "ClientCalibration":
+    """Calibrate and show every level; the JSON goes to `json`."""
+    from ridgeline.load.crew import workers_for  # noqa: PLC0415
+    from ridgeline.load.selftest import calibrate_client  # noqa: PLC0415
+    from ridgeline.report.selftest import (  # noqa: PLC0415
+        calibration_json,
+        calibration_table,
+        calibration_words,
+        level_words,
+    )
+
+    say("client calibration: against null servers on this host; about 15 s, 30 s at most")
+    found = calibrate_client(
+        streams, workers_for(workers), long=True, tell=lambda level: say(level_words(level))
+    )
+    write_json(json, calibration_json(found))
+    if not quiet:
+        show(calibration_table(found), to_stderr=json == "-")
+    say(f"client calibration: {calibration_words(found)}")
+    return found

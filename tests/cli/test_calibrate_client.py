@@ -1,0 +1,82 @@
+"""`bench --calibrate`, and the short form before every run of a real server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.main import run as ridgeline
+from ridgeline.load import selftest
+from ridgeline.load.selftest import NullServerProcess
+
+LOAD = ["--users", "2", "--duration", "1", "--warmup", "0", "--output-tokens", "5"]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with NullServerProcess("5", "20") as server:
+        yield server.url
+
+
+def stored(folder: Path) -> dict[str, object]:
+    body: dict[str, object] = json.loads((folder / "bench-r1" / "run.json").read_text())
+    return body
+
+
+def test_a_run_has_its_calibration_and_tells_it(
+    url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert ridgeline(["bench", url, *LOAD, "--out", str(tmp_path)]) in (0, 3)
+    shown = capfd.readouterr()
+    assert "client calibration: 100 streams, 1 worker, " in shown.err
+    assert "client calibration: 100 streams, 1 worker, " in shown.out
+    found = stored(tmp_path)["facts"]["calibration"]  # type: ignore[index]
+    assert {level["kind"] for level in found["levels"]} == {"requests", "chunks"}
+    assert 0 < found["seconds"] < 20
+    page = tmp_path / "page.html"
+    assert ridgeline(["report", str(tmp_path), "--html", str(page), "--quiet"]) == 0
+    assert "Client calibration" in page.read_text()
+
+
+def test_it_can_be_left_out(url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code = ridgeline(["bench", url, *LOAD, "--no-calibration", "--out", str(tmp_path)])
+    assert code in (0, 3)
+    assert "client calibration" not in "".join(capfd.readouterr())
+    assert stored(tmp_path)["facts"]["calibration"] is None  # type: ignore[index]
+
+
+def test_alone_it_needs_no_server(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selftest, "LONG", selftest.SHORT)  # as in full, only sooner
+    assert ridgeline(["bench", "--calibrate", "--users", "50", "--json", "-"]) == 0
+    shown = capfd.readouterr()
+    found = json.loads(shown.out)
+    assert found["streams"] == 100
+    levels = found["levels"]
+    assert all(level["true"] in (True, False) for level in levels)
+    for kind in ("requests", "chunks"):
+        best = max(
+            (x[f"{kind}_per_s"] for x in levels if x["kind"] == kind and x["true"]), default=0
+        )
+        assert found[f"{kind}_per_s"] == best
+    for word in ("requests/s timed right", "chunks/s timed right"):
+        assert word in shown.err or "no rate of" in shown.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--users", "4"], "give the URL of a server"),
+        (["--calibrate", "--no-calibration"], "exclude each other"),
+        (["--calibrate", "--workers", "0"], "--workers must be"),
+    ],
+)
+def test_bad_input_is_one_line(
+    args: list[str], line: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert ridgeline(["bench", *args]) == 2
+    (told,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("ridgeline: ")]
+    assert line in told
