@@ -59,7 +59,17 @@ def test_the_step_is_marked_what_was_there_is_kept_and_the_third_is_not_begun(
     pages: Pages = {"/v1/models": models_page("mock")}
     began = time.monotonic()
     with MockProcess(Stopping(kind), pages, keep_bodies=True) as mock:
-        args = ["bench", mock.url, "--rate-steps", STEPS, "--process", "constant", "--warmup", "0"]
+        args = [
+            "bench",
+            mock.url,
+            "--rate-steps",
+            STEPS,
+            "--process",
+            "constant",
+            "--warmup",
+            "0",
+            "--no-calibration",
+        ]
         result = tmp_path / "r.json"
         code = ridgeline([*args, "--prompt-tokens", "20", "--output-tokens", str(TOKENS),
                           "--json", str(result), "--out", str(tmp_path / "o")])  # fmt: skip
@@ -99,7 +109,17 @@ def test_a_stall_without_steps_ends_by_the_time_outs(
     pages: Pages = {"/v1/models": models_page("mock")}
     with MockProcess(Stopping("at once"), pages, keep_bodies=True) as mock:
         began = time.monotonic()
-        args = ["bench", mock.url, "--rate", "20", "--duration", "4", "--warmup", "0"]
+        args = [
+            "bench",
+            mock.url,
+            "--rate",
+            "20",
+            "--duration",
+            "4",
+            "--warmup",
+            "0",
+            "--no-calibration",
+        ]
         code = ridgeline([*args, "--first-token-timeout", "1", "--grace", "3", "--output-tokens",
                           str(TOKENS), "--out", str(tmp_path / "o")])  # fmt: skip
     shown = capfd.readouterr()

@@ -29,9 +29,9 @@ def sent_at(times_ns: np.ndarray, intended_ns: np.ndarray | None = None) -> RunR
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [1, 4, 10])
 def test_a_poisson_schedule_stays_one_when_it_is_dealt_out(workers: int) -> None:
-    """20 000 arrivals: dispersion 1, gaps without memory, the very same list for 1 and 4."""
+    """20 000 arrivals: dispersion 1, gaps without memory, the very same list for 1, 4 and 10."""
     load = Workload(Arrivals(rate_per_s=100.0), duration_s=200.0, warmup_s=0.0, seed=3)
     schedule = draw_schedule(load)
     times = schedule.intended_ns

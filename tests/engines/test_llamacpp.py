@@ -1,8 +1,12 @@
 """llama.cpp's real server as an engine, alone and beside another in one study."""
 
+import json
 import sys
+import threading
+import urllib.request
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -10,16 +14,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ridgeline.domain.errors import BadInput, RunFailed
 from ridgeline.domain.knobs import Configuration, Knobs, Launch
+from ridgeline.domain.run import SilentWatch
+from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
+from ridgeline.engines.endpoint import EndpointEngine
 from ridgeline.engines.llamacpp import LlamaCppEngine, llama_arguments
 from ridgeline.engines.started import ServerLaunch
 from ridgeline.experiment.engines import check_startable, engine_named
-from ridgeline.experiment.plan import plan_of
+from ridgeline.experiment.plan import Plan, PlannedExperiment, plan_of, plan_runs
+from ridgeline.experiment.protocol import carry_out
 from ridgeline.experiment.results import results_of
 from ridgeline.experiment.runner import SilentStudyWatch, run_plan
-from ridgeline.store.run_directory import read_run
+from ridgeline.store.run_directory import StoredRun, read_run
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.workload.studyfile import load_study, parse_study
-from support.llamacpp import write_model
+from support.llamacpp import LlamaServer, serve, write_model
 
 THREADS = Launch(arguments=("--threads", "1"), cold_s=0.0)
 STUDY = """\
@@ -130,3 +138,73 @@ def test_engines_that_cannot_be_compared_are_refused() -> None:
         parse_study(text, "s.yaml", folder=Path())
     assert caught.value.where is not None
     assert caught.value.where.startswith("s.yaml:5")
+
+
+WORKLOAD = Workload(
+    Arrivals(users=3), Prompts(Lengths(80)), Outputs(Lengths(12), ignore_eos=True), duration_s=60,
+    warmup_s=0, requests=30, seed=5,
+)  # fmt: skip
+
+
+def drive_at(server: LlamaServer, folder: Path, endpoint: str = "chat") -> StoredRun:
+    at = Configuration("tiny", Knobs(), "endpoint", url=server.url)
+    experiment = PlannedExperiment("e", at, WORKLOAD)
+    plan = Plan("p", "bench", None, (experiment,), endpoint=endpoint)
+    return carry_out(plan_runs(plan)[0], folder, EndpointEngine(), SilentWatch())
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_its_counters_agree_with_usage_to_the_token(
+    endpoint: str, gguf: Path, tmp_path: Path
+) -> None:
+    """What this run says of itself, what usage said, and what a scrape of our own finds."""
+    with serve(gguf, slots=4) as server:
+        before = server.counts()
+        run = drive_at(server, tmp_path / "run", endpoint)
+        grown = server.counts().since(before)
+    facts, summary = run.facts, run.summary
+    assert facts is not None
+    assert summary is not None
+    assert summary.requests.ok >= 30
+    counters = facts.counters
+    assert counters is not None
+    records = run.records()
+    assert counters.generation_tokens == grown.generation_tokens
+    assert grown.generation_tokens == np.nansum(records.output_tokens) + facts.extra_output_tokens
+    whole = grown.prompt_tokens + grown.cached_prompt_tokens
+    assert counters.prompt_tokens == whole
+    assert whole == np.nansum(records.prompt_tokens) + facts.extra_prompt_tokens
+    assert counters.prefix_cache_hits == grown.cached_prompt_tokens
+    told = (*summary.verdict.reasons, *summary.verdict.warnings)
+    assert not any("counts disagree" in text for text in told)
+    (missing,) = (text for text in told if "not checked against the server's counters" in text)
+    assert missing.endswith(": requests"), "llama.cpp counts no requests; tokens are checked"
+    assert not any("not checked whether prompts came out of a prefix cache" in x for x in told)
+
+
+def test_another_client_at_the_server_shows_in_its_counters(gguf: Path, tmp_path: Path) -> None:
+    """Somebody else's 3 requests during the run: more tokens than this run asked for."""
+    with serve(gguf, slots=4) as server:
+        body = {"messages": [{"role": "user", "content": "x" * 50}], "max_tokens": 40}
+        request = urllib.request.Request(
+            f"{server.url}/v1/chat/completions", json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )  # fmt: skip
+        stop = threading.Event()
+
+        def other() -> None:
+            while not stop.is_set():
+                urllib.request.urlopen(request, timeout=30).read()
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        try:
+            run = drive_at(server, tmp_path / "run")
+        finally:
+            stop.set()
+            thread.join()
+    assert run.summary is not None
+    assert not run.summary.verdict.valid
+    found = [text for text in run.summary.verdict.reasons if "counts disagree" in text]
+    assert any("output tokens" in text for text in found)
+    assert any("prompt tokens" in text for text in found)

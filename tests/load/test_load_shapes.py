@@ -13,6 +13,8 @@ from ridgeline.domain.run import RunFacts
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.summary import Summary
 from ridgeline.domain.workload import Arrivals, LoadStep, Workload
+from ridgeline.report.numbers import duration
+from ridgeline.report.statistics import statistics_lines
 from ridgeline.workload.schedule import Schedule, draw_schedule
 from support.driving import Outcome, drive, opened
 from support.mock_server import MockServer, plain_stream
@@ -69,6 +71,11 @@ def test_the_wait_for_a_slot_is_in_every_figure_from_intent() -> None:
     assert figures.e2e_intent_s is not None
     assert figures.e2e_intent_s.mean == pytest.approx(np.mean(intent_ms(records)) / 1e3)
     assert figures.e2e_s.mean == pytest.approx(np.mean(e2e_ms(records)) / 1e3)
+    # console and page show all three
+    shown = {line.name: line.values for line in statistics_lines(figures)}
+    assert shown["E2E"][0] == duration(figures.e2e_s.mean)
+    assert shown["E2E from intent"][0] == duration(figures.e2e_intent_s.mean)
+    assert shown["wait for a slot"][1] == duration(figures.cap_wait_s.p50)
 
 
 def summary_of(outcome: Outcome, schedule: Schedule) -> Summary:

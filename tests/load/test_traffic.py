@@ -240,6 +240,29 @@ def test_the_shares_of_all_workers_make_up_the_schedule_exactly(
         assert [time_ns for time_ns, *_ in part] == sorted(time_ns for time_ns, *_ in part)
 
 
+@pytest.mark.parametrize(("rate", "sends"), [(0.2, 12), (2.0, 120), (0.05, 3)])
+def test_low_rates_are_exact(rate: float, sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 s of a low constant rate on timers that are never late: as many sends as it makes."""
+    workload = Workload(Arrivals(rate_per_s=rate, process="constant"), duration_s=60, warmup_s=0)
+    found = launches(draw_schedule(workload), Share(), monkeypatch, 60_000 * MS)
+    assert [at for at, *_ in found] == [round(i / rate * 1e9) for i in range(sends)]
+
+
+def test_a_low_rate_leaves_in_time() -> None:
+    """2/s on a real clock: 11 sends in 5.2 s, the rate within 1 %, late by less than 5 ms."""
+    workload = Workload(Arrivals(rate_per_s=2, process="constant"), duration_s=5.2, warmup_s=0)
+    for _ in range(3):  # a busy machine may hold one try up
+        with MockProcess([at_once(plain_stream(1))]) as mock:
+            outcome = drive(mock.url, draw_schedule(workload))
+        sent = [r.sent_ns for r in outcome.records if r.sent_ns is not None]
+        assert len(sent) == 11
+        late = [s - r.intended_ns for s, r in zip(sent, outcome.records, strict=True)]
+        assert (len(sent) - 1) / (sent[-1] - sent[0]) * 1e9 == pytest.approx(2.0, rel=0.01)
+        if max(late) < 5 * MS:
+            return
+    pytest.fail(f"late by up to {max(late) / MS:.1f} ms")
+
+
 def test_a_worker_beyond_the_last_is_refused() -> None:
     for index, of in ((2, 2), (-1, 3), (0, 0)):
         with pytest.raises(ValueError, match="worker"):

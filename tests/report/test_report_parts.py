@@ -136,3 +136,21 @@ def test_a_stall_in_every_stream_is_on_console_and_page(tmp_path: Path) -> None:
     page = render(found)
     assert "worst stall" in page
     assert "requests with a gap &gt; 500 ms: 100 %" in page
+
+
+def test_the_check_of_the_arrivals_is_on_console_and_page(tmp_path: Path) -> None:
+    """A Poisson load says how it left: rate, variation, dispersion, memory of its gaps."""
+    workload = Workload(
+        Arrivals(rate_per_s=50), Prompts(Lengths(8)), Outputs(Lengths(2)), duration_s=60, warmup_s=2
+    )
+    found = report(workload, tmp_path / "s")
+    summary = found.rows[0].summary
+    assert summary is not None
+    checked = summary.arrivals
+    assert checked is not None
+    assert checked.gap_cv == pytest.approx(1.0, abs=0.05)
+    assert checked.dispersion == pytest.approx(1.0, abs=0.15)
+    line = f"variation of gaps {checked.gap_cv:.2f}; dispersion of counts {checked.dispersion:.2f}"
+    for shown in (" ".join(console(found).split()), render(found)):
+        assert line in shown
+        assert "largest autocorrelation of gaps" in shown

@@ -4,9 +4,16 @@ from dataclasses import replace
 
 from study_factory import CASES, Case, bench, study
 
+from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.slo import Slo
+from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Workload
+from ridgeline.engines.twin import TwinEngine
+from ridgeline.experiment.plan import Plan, PlannedExperiment
+from ridgeline.experiment.runner import SilentStudyWatch, run_plan
+from ridgeline.report.load import load_report
 from ridgeline.report.model import COST, Difference, StudyReport
 from ridgeline.report.sentence import answer
+from ridgeline.store.study_directory import StudyDirectory
 
 T = "\u2009"
 BASE, SEQS, FP8 = CASES[0], CASES[2], CASES[4]
@@ -173,3 +180,17 @@ def test_without_limits_and_without_the_studys_load_the_sentence_is_whole():
         "No experiment under the study's load (400 users) has a valid run; valid are only:"
         " single-gpu (100 users)."
     )
+
+
+def test_a_run_that_was_never_steady_has_no_headline_number(tmp_path):
+    """A rate above what the twin carries, its queue growing to the end: a verdict, no figure."""
+    configuration = Configuration("Qwen/Qwen3-4B", Knobs(max_num_seqs=8), "twin", gpu="H100-SXM")
+    workload = Workload(Arrivals(rate_per_s=20), outputs=Outputs(Lengths(100)), duration_s=20)
+    plan = Plan("p", "bench", None, (PlannedExperiment("e", configuration, workload),))
+    run_plan(plan, StudyDirectory(tmp_path), lambda _: TwinEngine(), SilentStudyWatch(),
+             command="x")  # fmt: skip
+    found = answer(load_report(tmp_path, details=False))
+    assert found.tone == "bad"
+    assert found.text.startswith("The run is void: not steady")
+    assert "tokens/s" not in found.text
+    assert "p95" not in found.text

@@ -29,7 +29,9 @@ class Bodies:
             raise BadInput("images can only be sent to chat", where="prompts.images")
         self._files = [
             None if (file := kind.prompts.file) is None
-            else FilePrompts(file, maker, chat=self._chat)
+            else FilePrompts(
+                file, maker, chat=self._chat, pictured=kind.prompts.images is not None
+            )
             for kind in workload.kinds
         ]  # fmt: skip
         self._images = [

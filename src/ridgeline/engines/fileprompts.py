@@ -9,6 +9,8 @@ from ridgeline.workload.promptrow import Entry
 from ridgeline.workload.prompts import PromptMaker
 from ridgeline.workload.schedule import Turn
 
+MOST_READY_BYTES = 256 << 20  # made ready before the run; the rest when it is sent first
+
 
 class FilePrompts:
     """The prompts of one file, for chat or for completions.
@@ -17,11 +19,19 @@ class FilePrompts:
     completions): a system text that all share is then found in a prefix cache, and nothing else.
     """
 
-    def __init__(self, file: PromptFile, maker: PromptMaker, *, chat: bool) -> None:
+    def __init__(
+        self, file: PromptFile, maker: PromptMaker, *, chat: bool, pictured: bool = False
+    ) -> None:
         self._entries = entries_of(file)
         self._maker, self._chat, self._salted = maker, chat, file.salted
         self._ready: dict[int, tuple[bytes, bytes, bytes]] = {}
         self.carried = file.carried  # a turn of a session is its row, past included
+        ahead, size = self._messages if chat else self._text, 0
+        for number, entry in enumerate(self._entries):  # before the run, so that no send waits
+            if not entry.messages or size > MOST_READY_BYTES:
+                break
+            self._ready[number] = ahead(entry, pictured=pictured)
+            size += sum(map(len, self._ready[number]))
 
     def value(self, entry: int, identity: int, images: bytes = b"") -> list[bytes]:
         """The value of `messages` (with images beside the first user text) or of `prompt`."""

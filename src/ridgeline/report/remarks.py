@@ -1,13 +1,18 @@
 """What needs saying beside a single run's table of latencies; page and console print it."""
 
+from ridgeline.domain.arrivalcheck import ArrivalFigures
 from ridgeline.domain.summary import Summary
 from ridgeline.report import numbers
 
 
 def remarks(summary: Summary) -> list[tuple[str, str]]:
     """(label, text) of each; a run of which nothing special is to be said has none."""
-    found = (("plateau", _plateau(summary)), ("stalls", _stalls(summary)),
-             ("before the window", _before(summary)))  # fmt: skip
+    found = (
+        ("plateau", _plateau(summary)),
+        ("stalls", _stalls(summary)),
+        ("arrivals", _arrivals(summary.arrivals)),
+        ("before the window", _before(summary)),
+    )
     return [(label, text) for label, text in found if text]
 
 
@@ -42,3 +47,23 @@ def _before(summary: Summary) -> str:
     return (
         f"TTFT {', '.join(known)} over {numbers.grouped(str(begun.n))} replies, in no figure above"
     )
+
+
+def _arrivals(found: ArrivalFigures | None) -> str:
+    """Did the requests of an open loop leave by the law that was asked for?"""
+    if found is None:
+        return ""
+    parts = [
+        f"{numbers.number(found.achieved_per_s)} requests/s left,"
+        f" {numbers.number(found.asked_per_s)} were meant"
+    ]
+    if found.gap_cv is not None:
+        parts.append(f"variation of gaps {found.gap_cv:.2f}")
+    if found.dispersion is not None:
+        parts.append(f"dispersion of counts {found.dispersion:.2f}")
+    if found.autocorrelation:
+        worst = max(found.autocorrelation, key=abs)
+        parts.append(f"largest autocorrelation of gaps {worst:+.3f}")
+    if found.burst_skew_max_s is not None:
+        parts.append(f"longest burst took {numbers.duration(found.burst_skew_max_s)} to leave")
+    return "; ".join(parts)

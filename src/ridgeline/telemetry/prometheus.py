@@ -39,9 +39,16 @@ TTFT_COUNT = "vllm:time_to_first_token_seconds_count"
 TPOT_SUM = "vllm:request_time_per_output_token_seconds_sum"
 TPOT_COUNT = "vllm:request_time_per_output_token_seconds_count"
 EVENTS = "vllm:inter_token_latency_seconds_count"
+# llama.cpp's server: prompt tokens that it computed, that its cache had, and what it generated.
+# It counts no requests.
+LLAMA_COMPUTED = "llamacpp:prompt_tokens_total"
+LLAMA_CACHED = "llamacpp:prompt_tokens_cached_total"
+LLAMA_GENERATED = "llamacpp:tokens_predicted_total"
+LLAMA_BUSY = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
 COUNTERS = (
     REQUESTS, PROMPT_TOKENS, GENERATION_TOKENS, CACHE_QUERIES, CACHE_HITS, PREEMPTIONS,
     TTFT_SUM, TTFT_COUNT, TPOT_SUM, TPOT_COUNT, EVENTS,
+    LLAMA_COMPUTED, LLAMA_CACHED, LLAMA_GENERATED,
 )  # fmt: skip
 
 
@@ -140,7 +147,8 @@ def settled_metrics(
 ) -> Scrape | None:
     """Read until the server has counted `requests` more successes than `before`, or stands still.
 
-    A server counts a request just after its last byte, so the first reading can be too early.
+    A server counts a request just after its last byte, so the first reading can be too early. One
+    that counts no requests (llama.cpp) has settled when it stands still and works on none.
     `pause(seconds)` waits between readings; at most `tries` of them, 0.1 s apart.
     """
     base = (before.total(REQUESTS) if before is not None else None) or 0.0
@@ -152,6 +160,7 @@ def settled_metrics(
         pause(0.1)
         now = fetch()
         unchanged = now is not None and all(now.total(n) == last.total(n) for n in COUNTERS)
+        unchanged = unchanged and not any(last.total(name) for name in LLAMA_BUSY)
         still = still + 1 if unchanged else 0
         last = now
     return last
@@ -196,6 +205,8 @@ def counters_between(before: Scrape | None, after: Scrape | None) -> ServerCount
     if before is None or after is None:
         return None
     sums = {name: difference(before, after, name) for name in COUNTERS}
+    if sums[GENERATION_TOKENS] is None and sums[LLAMA_GENERATED] is not None:
+        return _llama(sums)
     return ServerCounters(
         requests_ok=_successes(before, after),
         prompt_tokens=sums[PROMPT_TOKENS],
@@ -206,6 +217,18 @@ def counters_between(before: Scrape | None, after: Scrape | None) -> ServerCount
         ttft_mean_s=_ratio(sums[TTFT_SUM], sums[TTFT_COUNT]),
         tpot_mean_s=_ratio(sums[TPOT_SUM], sums[TPOT_COUNT]),
         output_events=sums[EVENTS],
+    )
+
+
+def _llama(sums: Mapping[str, float | None]) -> ServerCounters:
+    """What llama.cpp's server counts. A prompt is what it computed of it and what its cache had."""
+    computed, cached = sums[LLAMA_COMPUTED], sums[LLAMA_CACHED]
+    prompt = None if computed is None or cached is None else computed + cached
+    return ServerCounters(
+        prompt_tokens=prompt,
+        generation_tokens=sums[LLAMA_GENERATED],
+        prefix_cache_queries=prompt,
+        prefix_cache_hits=cached,
     )
 
 

@@ -132,7 +132,7 @@ class PromptMaker:
         self.fit = fit if fit is not None else TokenFit()
         self.salt = salt
         self._key = self._number(f"request:{salt}")
-        self._prefixes: dict[int, bytes] = {}
+        self._prefixes: dict[int, tuple[int, bytes]] = {}  # key -> (words, text)
         longest = self.fit.words(workload.longest_own_part)
         self._costs = (
             None if self.fit.costs is None else dict(zip(WORDS, self.fit.costs, strict=True))
@@ -234,10 +234,10 @@ class PromptMaker:
     def _segment(self, key: int, words: int) -> bytes:
         """A shared piece of that many words; a shorter one is the beginning of a longer one."""
         known = self._prefixes.get(key)
-        if known is not None and known.count(b" ") + 1 == words:
-            return known
+        if known is not None and known[0] == words:
+            return known[1]
         made = self._stretch(self._number(f"prefix:{key}:{self.salt}"), words)
-        self._prefixes[key] = made
+        self._prefixes[key] = words, made
         return made
 
     def text(self, identity: int, prompt_tokens: int, prefix: Sequence[Segment] = ()) -> str:
