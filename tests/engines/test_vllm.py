@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 from ridgeline.domain.errors import BadInput, EndpointError, RunFailed
 from ridgeline.domain.knobs import Configuration, Knobs, Launch
+from ridgeline.engines import started
 from ridgeline.engines.process import EngineProcess
 from ridgeline.engines.started import ServerLaunch, free_port
 from ridgeline.engines.vllm import VllmEngine
@@ -197,6 +199,45 @@ def test_ports_of_engines_that_start_together_differ() -> None:
     with ThreadPoolExecutor(8) as pool:
         ports = list(pool.map(lambda _: free_port(), range(64)))
     assert len(set(ports)) == 64
+
+
+def test_a_port_that_another_server_shares_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With SO_REUSEPORT both listen, and the kernel deals the requests out to either."""
+    prepared = tmp_path / "prepared.log"
+    prepared.write_text("INFO up")
+    port = free_port()
+    command = [sys.executable, str(FAKE), str(prepared), "serve", "--port", str(port)]
+    other = subprocess.Popen([*command, "--shares-port"], stdout=subprocess.DEVNULL)
+    try:
+        _wait_for_port(port)
+        monkeypatch.setattr(started, "free_port", lambda: port)
+        engine = VllmEngine(launch(tmp_path, "INFO up", "serve", arguments=("--shares-port",)))
+        said = rf"port: another server \(process {other.pid}\) listens on the same port"
+        with pytest.raises(RunFailed, match=said) as caught, engine.start(configuration()):
+            pass
+        assert caught.value.failure_class == "port"  # type: ignore[attr-defined]
+        assert other.poll() is None
+        # without the option the engine cannot listen at all: told by itself, or seen before it ends
+        engine = VllmEngine(launch(tmp_path, "INFO up", "serve", ready_s=20))
+        with pytest.raises(RunFailed, match="port: ") as caught, engine.start(configuration()):
+            pass
+        assert caught.value.failure_class == "port"  # type: ignore[attr-defined]
+    finally:
+        other.kill()
+        other.wait()
+
+
+def _wait_for_port(port: int) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_the_engine_is_stopped_where_processes_cannot_be_listed(

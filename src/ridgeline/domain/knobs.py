@@ -91,6 +91,18 @@ def check_knob_names(names: Mapping[str, Any], where: str | None = None) -> None
 
 
 @dataclass(frozen=True, slots=True)
+class Router:
+    """A balancer that makes one URL of the replicas, in place of the client's own balancing.
+
+    command: its program, one argument a place. policy: its own name of one; None: its default.
+    """
+
+    command: tuple[str, ...] = ("vllm-router",)
+    policy: str | None = "round_robin"
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """How an engine is started. Every part that is not given is the engine's own way.
 
@@ -99,6 +111,10 @@ class Launch:
     how many engines stay up side by side, one of them loaded at a time (None: one after another);
     start_together: those are started side by side. cold_s: length of the first run of a fresh
     engine, which is kept apart (None: as long as a measured run with its warm-up, 0: none).
+
+    image: it is run in a container of this image, with `container` as more words of `docker run`.
+    host: it is run there over SSH (a name that ssh knows, or user@name), reached through a tunnel
+    or, with `tunnel` False, at its own address. router: stands before the replicas.
     """
 
     command: tuple[str, ...] | None = None
@@ -108,6 +124,11 @@ class Launch:
     resident: int | None = None
     start_together: bool = True
     cold_s: float | None = None
+    image: str | None = None
+    container: tuple[str, ...] = ()
+    host: str | None = None
+    tunnel: bool = True
+    router: Router | None = None
 
 
 @dataclass(frozen=True, slots=True)

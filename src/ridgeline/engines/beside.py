@@ -78,17 +78,22 @@ class SampledEndpoint:
 
 @dataclass(slots=True)
 class Replica:
-    """One running server: its process, URL and what its start told."""
+    """One running server: its process, URL and what its start told.
+
+    `ours` False: it runs in a container or on another host, and its process is only the way there.
+    """
 
     process: EngineProcess
     url: str
     start: dict[str, Any] = field(default_factory=dict)
+    ours: bool = True
 
 
 class StartedEndpoint:
     """The endpoint of processes of ours, watched while it is driven; see the Endpoint port.
 
-    `gpus`: a sampler and the numbers of the GPUs used, None where there are none.
+    `gpus`: a sampler and the numbers of the GPUs used, None where there are none. `router`: what
+    stands before the replicas.
     """
 
     source: Source = "measured"
@@ -98,15 +103,18 @@ class StartedEndpoint:
         http: Endpoint,
         replicas: Sequence[Replica],
         gpus: tuple[GpuSampler, Sequence[int]] | None = None,
+        router: Replica | None = None,
     ) -> None:
         self._http = http
         self._replicas = tuple(replicas)
+        units = {_unit(i): r for i, r in enumerate(self._replicas)}
+        self._processes = units if router is None else {**units, "router": router}
         self._gpus = gpus
         self._beside = Beside()
 
     def alive(self) -> bool:
         """True while every process runs."""
-        return all(replica.process.poll() is None for replica in self._replicas)
+        return all(one.process.poll() is None for one in self._processes.values())
 
     def beside(self) -> Beside:
         """What happened beside the last drive."""
@@ -114,9 +122,9 @@ class StartedEndpoint:
 
     def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
         """Offer the traffic; see Endpoint.drive. Raises RunFailed when a process died meanwhile."""
-        marks = [replica.process.log_size() for replica in self._replicas]
+        marks = {unit: one.process.log_size() for unit, one in self._processes.items()}
         clock = ClockWatch(watch)
-        host = HostProbe({_unit(i): r.process.pid for i, r in enumerate(self._replicas)})
+        host = HostProbe({u: one.process.pid for u, one in self._processes.items() if one.ours})
         gpu = None if self._gpus is None else GpuProbe(*self._gpus)
         engines = [EngineProbe(r.url, _unit(i)) for i, r in enumerate(self._replicas)]
         sampling = Sampling([*engines, host, *([] if gpu is None else [gpu])])
@@ -141,15 +149,15 @@ class StartedEndpoint:
             },
         )
 
-    def _log_since(self, marks: Sequence[int]) -> str:
-        parts = [r.process.log_since(m) for r, m in zip(self._replicas, marks, strict=True)]
+    def _log_since(self, marks: Mapping[str, int]) -> str:
+        parts = {u: one.process.log_since(marks[u]) for u, one in self._processes.items()}
         if len(parts) == 1:
-            return parts[0]
-        return "".join(f"== {_unit(i)}\n{part}" for i, part in enumerate(parts))
+            return next(iter(parts.values()))
+        return "".join(f"== {unit}\n{part}" for unit, part in parts.items())
 
     def _died(self) -> RunFailed:
         """The first dead process's failure, in the engine's own words."""
-        for replica in self._replicas:
+        for replica in self._processes.values():
             code = replica.process.poll()
             if code is not None:
                 return ended(replica, code, "during the run")

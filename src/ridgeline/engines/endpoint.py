@@ -43,8 +43,9 @@ class HttpEndpoint:
 
     model None: the first that the server names. `server` is what the caller knows about it.
     `fits` are shared by the endpoints of a study, so that all of them get prompts of the same
-    words. The API key comes from the environment (RIDGELINE_API_KEY or OPENAI_API_KEY) and is
-    stored nowhere.
+    words. `servers`: the base URLs of the servers themselves where `urls` is a balancer before
+    them; their counters and their tokenizer are asked, not the balancer's. The API key comes from
+    the environment (RIDGELINE_API_KEY or OPENAI_API_KEY) and is stored nowhere.
     """
 
     source: Source = "measured"
@@ -56,9 +57,11 @@ class HttpEndpoint:
         model: str | None = None,
         server: Mapping[str, object] | None = None,
         fits: Fits | None = None,
+        servers: Sequence[str] = (),
     ) -> None:
         listed = [urls] if isinstance(urls, str) else list(urls)
         self._addresses = [parse_address(url) for url in listed]
+        self._servers = [parse_address(url) for url in servers] or self._addresses
         self._model = model
         self._server = dict(server or {})
         self._api_key = api_key_from_environment()
@@ -106,7 +109,7 @@ class HttpEndpoint:
                 self._run(plan, [first] * len(self._addresses), maker, sink, watch)
 
             self._fitter = PromptFitter(
-                send, first.url, self._addresses[0], self._api_key, self._fits
+                send, first.url, self._servers[0], self._api_key, self._fits
             )
         return self._fitter
 
@@ -115,7 +118,7 @@ class HttpEndpoint:
         if plan.endpoint != "completions":
             raise BadInput("token ids can only be sent to completions", fix="ask completions")
         headers = auth_headers(self._api_key)
-        with TokenCounter(self._addresses[0], headers, info.model, plan.endpoint) as counter:
+        with TokenCounter(self._servers[0], headers, info.model, plan.endpoint) as counter:
             ids = counter.ids(" ".join(WORDS))
         kept = sorted(set(ids or ()))
         if len(kept) < 2:
@@ -138,7 +141,7 @@ class HttpEndpoint:
 
     def _scrape(self) -> Scrape | None:
         headers = auth_headers(self._api_key)
-        return merged([fetch_metrics(a.url, headers=headers) for a in self._addresses])
+        return merged([fetch_metrics(a.url, headers=headers) for a in self._servers])
 
     # -- sending
 

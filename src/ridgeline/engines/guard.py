@@ -5,6 +5,10 @@ for the first of two things. When the command ends, the guard ends with its exit
 pipe FD closes, which the kernel does for a parent that dies in any way, `kill -9` included, the
 guard stops the command's whole process group: TERM, a grace time, KILL.
 
+What runs elsewhere (in a container, on another host) is no descendant. For such a command the
+variable RIDGELINE_ENGINE_AWAY holds JSON: `cleanup`, a command to be run after the end, and
+`input`: its standard input stays open and is closed first, which the far side takes as the end.
+
 PR_SET_PDEATHSIG alone would not do: it reaches the direct child only, and it fires when the thread
 that started the child ends. As a "child subreaper" the guard also inherits grandchildren that have
 left the process group, so it can find them; nothing else on the machine is ever touched.
@@ -25,7 +29,10 @@ import psutil
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 10.0
+AWAY_GRACE_S = 14.0  # for the far side's own TERM, grace time and KILL
+CLEANUP_S = 30.0
 ENVIRONMENT = "RIDGELINE_ENGINE_ENVIRONMENT"  # what the command's environment adds, as JSON
+AWAY = "RIDGELINE_ENGINE_AWAY"
 
 
 class Guard:
@@ -41,8 +48,13 @@ class Guard:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_term)
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        away = json.loads(os.environ.get(AWAY, "{}"))
+        self._cleanup: list[str] = away.get("cleanup", [])
         self._child = subprocess.Popen(  # noqa: S603  the user's own command
-            command, start_new_session=True, env=_environment()
+            command,
+            start_new_session=True,
+            env=_environment(),
+            stdin=subprocess.PIPE if away.get("input") else None,
         )
 
     def _on_term(self, _signal: int, _frame: FrameType | None) -> None:
@@ -54,9 +66,29 @@ class Guard:
             ready, _, _ = select.select([self._pipe], [], [], 0.05)
             if ready and not os.read(self._pipe, 1):
                 break
+        self._end_input()
         self.stop()
+        self._clean_up()
         code = self._child.returncode
         return 1 if code is None else code if code >= 0 else 128 - code
+
+    def _end_input(self) -> None:
+        """Tell the far side, and give it the time to end before the way to it is cut."""
+        if self._child.stdin is None:
+            return
+        with contextlib.suppress(OSError):
+            self._child.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(AWAY_GRACE_S)
+
+    def _clean_up(self) -> None:
+        if not self._cleanup:
+            return
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(  # noqa: S603  made by Ridgeline
+                self._cleanup, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, env=_environment(), timeout=CLEANUP_S, check=False,
+            )  # fmt: skip
 
     def stop(self, grace_s: float = GRACE_S) -> None:
         """End the command's group and every other descendant: TERM, wait, KILL."""
@@ -104,7 +136,8 @@ def _environment() -> dict[str, str]:
     """Ours with what was asked for; a variable with an empty value is taken away."""
     added = json.loads(os.environ.get(ENVIRONMENT, "{}"))
     merged = {**os.environ, **added}
-    return {k: v for k, v in merged.items() if k != ENVIRONMENT and (v or k not in added)}
+    ours = (ENVIRONMENT, AWAY)
+    return {k: v for k, v in merged.items() if k not in ours and (v or k not in added)}
 
 
 if __name__ == "__main__":

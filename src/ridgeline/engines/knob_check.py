@@ -4,11 +4,12 @@ import difflib
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ridgeline.domain.errors import BadInput
-from ridgeline.domain.knobs import Configuration, Knobs
+from ridgeline.domain.knobs import Configuration, Knobs, Launch
 from ridgeline.engines.knobs import Catalogue, NotAsked, Option, Questions, catalogue, questions_for
+from ridgeline.engines.launching import asking_elsewhere
 from ridgeline.engines.vllm_args import serve_arguments
 
 _SIZE = r"\d+(\.\d+)?[kKmMgGtT]?"
@@ -27,9 +28,14 @@ def check_against_engine(configuration: Configuration, command: Sequence[str]) -
     Raises BadInput, whose `where` is a knob or a key of the study file, for an option or a value
     that this version does not take. Returns the reason where the engine could not be asked.
     """
-    launch = configuration.launch
-    environment = {} if launch is None else launch.environment
-    asked = questions_for(command, environment)
+    launch = configuration.launch or Launch()
+    if launch.host is not None or launch.image is not None:
+        ask, identify = asking_elsewhere(launch, command, gpu=configuration.gpu is not None)
+        asked: Questions | NotAsked = Questions(identify, ask, f"{launch.host} {launch.image}")
+        environment: Mapping[str, str] = {}
+    else:
+        environment = launch.environment
+        asked = questions_for(command, environment)
     known = asked if isinstance(asked, NotAsked) else _once(asked, tuple(environment.items()))
     if isinstance(known, NotAsked):
         return known.why
@@ -43,7 +49,7 @@ def check_against_engine(configuration: Configuration, command: Sequence[str]) -
     for name, value in configuration.knobs.given().items():
         _refuse(check_words(serve_arguments(Knobs(**{name: value})), known), name)
     _refuse(check_words(_own_words(command), known), "launch.command")
-    _refuse(check_words(() if launch is None else launch.arguments, known), "launch.arguments")
+    _refuse(check_words(launch.arguments, known), "launch.arguments")
     return None
 
 

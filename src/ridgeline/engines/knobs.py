@@ -119,11 +119,11 @@ def _python_behind(command: Sequence[str], environment: Mapping[str, str]) -> st
             return shutil.which(word, path=path) or word
         if name == "vllm":
             found = shutil.which(word, path=path)
-            return NotAsked(f"there is no {word}") if found is None else _shebang(found, path)
+            return NotAsked(f"there is no {word}") if found is None else interpreter_of(found, path)
     return NotAsked(f"what {command[0]} starts is not known")
 
 
-def _shebang(script: str, path: str | None) -> str | NotAsked:
+def interpreter_of(script: str, path: str | None) -> str | NotAsked:
     """The interpreter that a script names in its first lines."""
     try:
         with Path(script).open("rb") as file:

@@ -15,8 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ridgeline.domain.errors import BadInput
-from ridgeline.domain.knobs import Configuration, Knobs
-from ridgeline.engines.started import HOST, ServerEngine, ServerLaunch
+from ridgeline.domain.knobs import Configuration, Knobs, Launch
+from ridgeline.engines.launching import HOST
+from ridgeline.engines.started import ServerEngine, ServerLaunch
 
 # Knobs that llama.cpp has too, with its own flag. max_model_len is of one request here as there,
 # while llama.cpp divides its context among the slots.
@@ -42,17 +43,20 @@ class LlamaCppDialect:
             return (sys.executable, "-P", "-m", "ridgeline.engines.llamacpp", "--model", "{model}")
         return ("llama-server", "--model", "{model}")
 
-    def arguments(self, configuration: Configuration, port: int) -> list[str]:
+    def arguments(self, configuration: Configuration, port: int, host: str = HOST) -> list[str]:
         """llama-server's flags; raises BadInput for a knob that it does not have."""
         return [
             *llama_arguments(configuration.knobs),
-            "--metrics", "--host", HOST, "--port", str(port), "--alias", configuration.model,
+            "--metrics", "--host", host, "--port", str(port), "--alias", configuration.model,
         ]  # fmt: skip
 
     def check(self, configuration: Configuration, command: Sequence[str]) -> str | None:
         """Its knobs are few and known (`arguments`); what else is given goes to it as it is."""
-        given = configuration.launch.arguments if configuration.launch is not None else ()
-        return "llama.cpp cannot be asked what it takes" if given else None
+        launch = configuration.launch or Launch()
+        if launch.command is None and (launch.image is not None or launch.host is not None):
+            what = "where llama.cpp's server lies there is not known"
+            raise BadInput(what, where="launch", fix="name it: launch.command")
+        return "llama.cpp cannot be asked what it takes" if launch.arguments else None
 
     def read_start(self, log: str) -> dict[str, Any]:
         """The context of one slot, where the log tells it."""

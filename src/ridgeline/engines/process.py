@@ -10,23 +10,51 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ridgeline.engines.guard import ENVIRONMENT
+from ridgeline.engines.guard import AWAY, AWAY_GRACE_S, CLEANUP_S, ENVIRONMENT
+
+
+def listening_beside(port: int, root: int) -> tuple[int, ...]:
+    """Processes that listen on a TCP port here and are not below `root`; -1: one of another user.
+
+    Empty where the system does not tell.
+    """
+    import psutil  # noqa: PLC0415
+
+    try:
+        family = {root, *(p.pid for p in psutil.Process(root).children(recursive=True))}
+        listening = {
+            -1 if c.pid is None else c.pid
+            for c in psutil.net_connections("tcp")
+            if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port
+        }
+    except (psutil.Error, RuntimeError, OSError, ValueError, LookupError):
+        return ()
+    return tuple(sorted(listening - family))
 
 
 class EngineProcess:
     """A command that dies with us, with everything it started; its output goes to `log`.
 
-    `environment` is added to ours; an empty value takes the variable away.
+    `environment` is added to ours; an empty value takes the variable away. `cleanup` is run after
+    its end; with `holds_input` its standard input stays open until it is to end (see `guard`).
 
     Raises OSError when the command cannot be started at all (the guard reports a missing program
     as exit code 1 with the reason in the log).
     """
 
     def __init__(
-        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        cleanup: Sequence[str] = (),
+        holds_input: bool = False,
     ) -> None:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
+        self._away_s = (CLEANUP_S if cleanup else 0.0) + (AWAY_GRACE_S if holds_input else 0.0)
+        away = json.dumps({"cleanup": list(cleanup), "input": holds_input})
         read_end, self._write_end = os.pipe()
         os.set_inheritable(read_end, True)
         with log.open("ab") as out:
@@ -37,7 +65,7 @@ class EngineProcess:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 # The guard keeps our own environment: the engine's may have another PYTHONPATH.
-                env={**os.environ, ENVIRONMENT: json.dumps(dict(environment or {}))},
+                env={**os.environ, ENVIRONMENT: json.dumps(dict(environment or {})), AWAY: away},
                 pass_fds=(read_end,),
                 start_new_session=True,
             )
@@ -72,7 +100,7 @@ class EngineProcess:
         with contextlib.suppress(OSError):
             os.close(self._write_end)
         try:
-            self._guard.wait(patience_s)
+            self._guard.wait(patience_s + self._away_s)
         except subprocess.TimeoutExpired:
             # The guard itself hangs: take its engine's group down with it.
             with contextlib.suppress(ProcessLookupError):

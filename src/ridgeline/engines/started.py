@@ -20,13 +20,20 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ridgeline.domain.errors import BadInput, RunFailed
-from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.knobs import Configuration, Launch, Router
 from ridgeline.engines.beside import Replica, StartedEndpoint, ended
-from ridgeline.engines.process import EngineProcess
+from ridgeline.engines.launching import (
+    EVERY_ADDRESS,
+    HOST,
+    command_line,
+    model_words,
+    program_needed,
+)
+from ridgeline.engines.process import EngineProcess, listening_beside
+from ridgeline.engines.router import INSTALL as ROUTER_INSTALL
+from ridgeline.engines.router import router_facts, router_words
 from ridgeline.telemetry.gpu import GpuSampler, open_nvml
 from ridgeline.workload.prompts import TokenFit
-
-HOST = "127.0.0.1"
 
 
 class Dialect(Protocol):
@@ -42,7 +49,7 @@ class Dialect(Protocol):
     def command(self) -> tuple[str, ...]:
         """The program and its first arguments; "{model}" stands for the model."""
 
-    def arguments(self, configuration: Configuration, port: int) -> list[str]:
+    def arguments(self, configuration: Configuration, port: int, host: str = HOST) -> list[str]:
         """What follows the command: knobs, address, the name to serve under; raises BadInput."""
 
     def check(self, configuration: Configuration, command: Sequence[str]) -> str | None:
@@ -111,26 +118,41 @@ class ServerEngine:
 
     @contextlib.contextmanager
     def start(self, configuration: Configuration) -> Iterator[StartedEndpoint]:
-        """Start all replicas side by side; see Engine.start."""
+        """Start all replicas side by side, then a router where one is asked for."""
         launch = self._launch_of(configuration)
         replicas: list[Replica] = []
+        router: Replica | None = None
         try:
             for number in range(configuration.knobs.data_parallel_size or 1):
                 replicas.append(_spawn(self._dialect, configuration, launch, number))
             for replica in replicas:
                 self._wait_ready(replica, configuration.model, launch.ready_s)
-            from ridgeline.engines.endpoint import HttpEndpoint  # noqa: PLC0415  heavy
-
-            http_endpoint = HttpEndpoint(
-                [r.url for r in replicas],
-                model=configuration.model,
-                server={"engine": self.name, "replicas": [r.start for r in replicas]},
-                fits=self._fits,
-            )
-            yield StartedEndpoint(http_endpoint, replicas, _gpus(configuration))
+                replica.start |= self._dialect.read_start(replica.process.log_text())
+            wanted = None if configuration.launch is None else configuration.launch.router
+            if wanted is not None:
+                router = _spawn_router(wanted, [r.url for r in replicas], launch)
+                self._wait_ready(router, configuration.model, launch.ready_s, "the router")
+                router.start |= router_facts(wanted)
+            yield self._endpoint(configuration, replicas, router)
         finally:
-            for replica in replicas:
+            for replica in (*([] if router is None else [router]), *replicas):
                 replica.process.stop()
+
+    def _endpoint(
+        self, configuration: Configuration, replicas: Sequence[Replica], router: Replica | None
+    ) -> StartedEndpoint:
+        from ridgeline.engines.endpoint import HttpEndpoint  # noqa: PLC0415  heavy
+
+        urls = [r.url for r in replicas]
+        server = {"engine": self.name, "replicas": [r.start for r in replicas]}
+        http_endpoint = HttpEndpoint(
+            urls if router is None else router.url,
+            model=configuration.model,
+            server=server if router is None else {**server, "router": router.start},
+            fits=self._fits,
+            servers=urls,
+        )
+        return StartedEndpoint(http_endpoint, replicas, _gpus(configuration), router)
 
     def _launch_of(self, configuration: Configuration) -> ServerLaunch:
         given = configuration.launch
@@ -144,7 +166,9 @@ class ServerEngine:
             ready_s=given.ready_s,
         )
 
-    def _wait_ready(self, replica: Replica, model: str, limit_s: float) -> None:
+    def _wait_ready(
+        self, replica: Replica, model: str, limit_s: float, name: str | None = None
+    ) -> None:
         """Return once a completion came back; raises RunFailed with class and cause."""
         deadline = replica.process.started_s + limit_s
         healthy_s: float | None = None
@@ -157,21 +181,39 @@ class ServerEngine:
             if healthy_s is None and _get(replica.url, "/health") == 200:
                 healthy_s = time.monotonic() - replica.process.started_s
             if healthy_s is not None and _complete(replica.url, model, deadline - time.monotonic()):
-                log = replica.process.log_text()
+                _refuse_shared_port(replica)
                 replica.start = {
                     "healthy_s": round(healthy_s, 3),
                     "ready_s": round(time.monotonic() - replica.process.started_s, 3),
-                    **self._dialect.read_start(log),
                 }
                 return
             time.sleep(0.1)
-        error = RunFailed(
-            f"hung: {self.name} gave no completion within {limit_s:g} s",
-            where=str(replica.process.log),
-            fix="see the log, or allow a longer start",
+        raise _failed(
+            "hung",
+            f"{name or self.name} gave no completion within {limit_s:g} s",
+            replica,
+            "see the log, or allow a longer start",
         )
-        error.failure_class = "hung"  # type: ignore[attr-defined]
-        raise error
+
+
+def _failed(kind: str, what: str, replica: Replica, fix: str) -> RunFailed:
+    error = RunFailed(f"{kind}: {what}", where=str(replica.process.log), fix=fix)
+    error.failure_class = kind  # type: ignore[attr-defined]
+    return error
+
+
+def _refuse_shared_port(replica: Replica) -> None:
+    """Raise RunFailed when a process that is not ours listens on the port as well.
+
+    SO_REUSEPORT allows it (vLLM 0.21 sets it), and the kernel then deals requests out to both.
+    """
+    if not replica.ours:
+        return
+    strangers = listening_beside(urlsplit(replica.url).port or 0, replica.process.pid)
+    if strangers:
+        pids = ", ".join(map(str, strangers))
+        what = f"another server (process {pids}) listens on the same port: {replica.url}"
+        raise _failed("port", what, replica, "end it, or start again: another port is taken")
 
 
 def missing_program(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
@@ -183,27 +225,46 @@ def missing_program(command: Sequence[str], environment: Mapping[str, str]) -> s
 def _spawn(
     dialect: Dialect, configuration: Configuration, launch: ServerLaunch, number: int
 ) -> Replica:
+    given = configuration.launch or Launch()
     port = free_port()
     program = launch.command or dialect.command()
-    command = [part.replace("{model}", configuration.model) for part in program]
-    command += [*dialect.arguments(configuration, port), *launch.arguments]
-    missing = missing_program(program, launch.environment)
-    if missing is not None:
-        what = f"there is no program {missing!r}"
-        raise RunFailed(what, where=f"engine {dialect.name}", fix=dialect.install)
-    log = launch.log_folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{port}.log"
+    model = model_words(configuration.model, given)
+    words = [part.replace("{model}", model) for part in program]
+    host = EVERY_ADDRESS if given.host is not None and not given.tunnel else HOST
+    words += [*dialect.arguments(configuration, port, host), *launch.arguments]
+    needed = program_needed(given, program)
+    if missing_program([needed], launch.environment) is not None:
+        fix = dialect.install if needed == program[0] else f"install {needed} here"
+        raise RunFailed(f"there is no program {needed!r}", where=f"engine {dialect.name}", fix=fix)
     environment = {**dialect.environment, **launch.environment}
-    if configuration.gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(_devices(configuration, launch, number))
-    process = EngineProcess(command, log, environment)
-    return Replica(process, f"http://{HOST}:{port}")
+    gpus = None if configuration.gpu is None else _devices(configuration, launch, number)
+    line = command_line(words, environment, given, port, gpus=gpus)
+    process = EngineProcess(
+        line.command, _log(launch, port), line.environment, cleanup=line.cleanup,
+        holds_input=line.holds_input,
+    )  # fmt: skip
+    return Replica(process, line.url, ours=line.ours)
+
+
+def _spawn_router(router: Router, urls: Sequence[str], launch: ServerLaunch) -> Replica:
+    if missing_program(router.command, {}) is not None:
+        what = f"there is no program {router.command[0]!r}"
+        raise RunFailed(what, where="launch.router", fix=ROUTER_INSTALL)
+    port = free_port()
+    words = router_words(router, port, free_port(), urls)
+    return Replica(EngineProcess(words, _log(launch, port)), f"http://{HOST}:{port}")
+
+
+def _log(launch: ServerLaunch, port: int) -> Path:
+    return launch.log_folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{port}.log"
 
 
 def _devices(configuration: Configuration, launch: ServerLaunch, number: int) -> list[str]:
     """The GPUs of one replica."""
     knobs = configuration.knobs
     per_replica = (knobs.tensor_parallel_size or 1) * (knobs.pipeline_parallel_size or 1)
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    far = configuration.launch is not None and configuration.launch.host is not None
+    listed = None if far else os.environ.get("CUDA_VISIBLE_DEVICES")
     names: list[str] = (
         [str(g) for g in launch.gpus]
         if launch.gpus is not None
@@ -223,7 +284,8 @@ def _devices(configuration: Configuration, launch: ServerLaunch, number: int) ->
 
 def _gpus(configuration: Configuration) -> tuple[GpuSampler, range] | None:
     """The sampler and the GPUs used (places in the list of visible ones); None without a driver."""
-    if configuration.gpu is None:
+    far = configuration.launch is not None and configuration.launch.host is not None
+    if configuration.gpu is None or far:
         return None
     sampler = open_nvml()
     return None if sampler is None else (sampler, range(configuration.knobs.gpus))

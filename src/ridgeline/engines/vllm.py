@@ -7,7 +7,8 @@ from typing import Any
 
 from ridgeline.domain.knobs import Configuration
 from ridgeline.engines.knob_check import check_against_engine
-from ridgeline.engines.started import HOST, ServerEngine, ServerLaunch
+from ridgeline.engines.launching import HOST
+from ridgeline.engines.started import ServerEngine, ServerLaunch
 from ridgeline.engines.vllm_args import serve_arguments
 from ridgeline.engines.vllm_log import read_start_up
 
@@ -23,9 +24,9 @@ class VllmDialect:
         """`vllm serve MODEL`."""
         return ("vllm", "serve", "{model}")
 
-    def arguments(self, configuration: Configuration, port: int) -> list[str]:
-        """Knobs by their own names; one replica on the loopback, served under the model's name."""
-        address = ["--host", HOST, "--port", str(port)]
+    def arguments(self, configuration: Configuration, port: int, host: str = HOST) -> list[str]:
+        """Knobs by their own names; one replica, served under the model's name."""
+        address = ["--host", host, "--port", str(port)]
         name = ["--served-model-name", configuration.model]
         return [*serve_arguments(configuration.knobs), *address, *name]
 

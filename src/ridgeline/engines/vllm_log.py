@@ -149,6 +149,15 @@ _RULES = (
     _Rule("bad_flag", ("error: unrecognized arguments",), "a flag of another vLLM version"),
     _Rule("bad_flag", ("error: argument",), "vLLM refuses this value"),
     _Rule("port", ("Address already in use",), "another server has this port"),
+    _Rule("host", ("ssh: ",), "the host cannot be reached: try `ssh HOST true`"),
+    _Rule(
+        "host",
+        ("Permission denied (",),
+        "the host takes no key of ours: `ssh HOST true` must work without a password",
+    ),
+    _Rule("host", ("Host key verification failed",), "connect once by hand, and look at its key"),
+    _Rule("host", ("setsid", "not found"), "the host needs setsid (util-linux) to end the engine"),
+    _Rule("image", ("docker: ",), "docker does not start it: see the line above"),
     _Rule(
         "not_installed",
         ("No module named", "vllm"),

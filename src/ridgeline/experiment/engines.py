@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.domain.errors import BadInput, RidgelineError, RunFailed, nearest
-from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.knobs import Configuration, Launch
 from ridgeline.engines.base import Engine
 from ridgeline.engines.resident import KeepsEngines
 from ridgeline.experiment.plan import PlannedRun, file_name
@@ -88,10 +88,19 @@ def check_startable(study: Study, file: str) -> tuple[str, ...]:
             place = f"{file}:{line}: experiment {spec.name}" if line else f"{file}: {spec.name}"
             where = place if not key else f"{place}: {key}"
             raise BadInput(error.what, where=where, fix=error.fix) from None
-    return tuple(
+    notes = [
         f"engine options were not checked before the start ({why}): {', '.join(names)}"
         for why, names in unchecked.items()
-    )
+    ]
+    routed = [s.name for s in study.experiments if _routed_twin(s.configuration)]
+    if routed:
+        notes.append(f"the twin has no router, it predicts these without one: {', '.join(routed)}")
+    return tuple(notes)
+
+
+def _routed_twin(configuration: Configuration) -> bool:
+    launch = configuration.launch
+    return configuration.engine == "twin" and launch is not None and launch.router is not None
 
 
 def refusal(spec: ExperimentSpec) -> RidgelineError | None:
@@ -118,13 +127,20 @@ def _check_installed(configuration: Configuration) -> str | None:
     dialect = dialect_of(configuration.engine)
     if dialect is None:
         return None
+    from ridgeline.engines.launching import program_needed  # noqa: PLC0415
+    from ridgeline.engines.router import INSTALL as ROUTER_INSTALL  # noqa: PLC0415
     from ridgeline.engines.started import missing_program  # noqa: PLC0415
 
-    launch = configuration.launch
-    command = (launch.command if launch is not None else None) or dialect.command()
-    missing = missing_program(command, launch.environment if launch is not None else {})
-    if missing is not None:
-        raise BadInput(f"there is no program {missing!r}", where="engine", fix=dialect.install)
+    launch = configuration.launch or Launch()
+    command = launch.command or dialect.command()
+    needed = program_needed(launch, command)
+    if missing_program([needed], launch.environment) is not None:
+        fix = dialect.install if needed == command[0] else f"install {needed} here"
+        raise BadInput(f"there is no program {needed!r}", where="engine", fix=fix)
+    router = launch.router
+    if router is not None and missing_program(router.command, {}) is not None:
+        what = f"there is no program {router.command[0]!r}"
+        raise BadInput(what, where="launch.router", fix=ROUTER_INSTALL)
     dialect.arguments(configuration, port=1)  # knobs that this engine does not have
     return dialect.check(configuration, command)
 

@@ -22,6 +22,14 @@ from ridgeline.workload.study import Study
 # What a twin's result depends on besides its inputs; a change of it makes earlier runs outdated.
 _TWIN_SOURCES = ("domain", "workload", "twin", "engines/twin.py")
 
+_LATER_LAUNCH: dict[str, Any] = {
+    "image": None,
+    "container": [],
+    "host": None,
+    "tunnel": True,
+    "router": None,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedExperiment:
@@ -153,8 +161,13 @@ def fingerprint(
     offered = to_plain(workload)
     if not workload.warmup_auto:  # as it was before there were automatic ones
         del offered["warmup_auto"]
+    plain = to_plain(replace(configuration, price_per_gpu_hour=None))
+    if plain["launch"] is not None:  # likewise: ways to start that came later
+        for name, usual in _LATER_LAUNCH.items():
+            if plain["launch"][name] == usual:
+                del plain["launch"][name]
     body = {
-        "configuration": to_plain(replace(configuration, price_per_gpu_hour=None)),
+        "configuration": plain,
         "model_files": model_digest(configuration),
         "workload": offered,
         "endpoint": endpoint,

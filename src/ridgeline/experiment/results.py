@@ -13,6 +13,7 @@ from ridgeline.domain.summary import Summary
 from ridgeline.experiment.findings import FindingResult, hold_against
 from ridgeline.experiment.ledger import recover_study
 from ridgeline.experiment.pairs import comparable, far_apart, on_another_build, refused
+from ridgeline.experiment.routercost import RouterCost, cost_json, router_costs
 from ridgeline.experiment.statistics import Difference, compare, merge
 from ridgeline.store.codec import to_plain
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
@@ -79,6 +80,7 @@ class StudyResult:
     experiments: tuple[ExperimentResult, ...]
     findings: tuple[FindingResult, ...] = ()
     warnings: tuple[str, ...] = ()
+    router_costs: tuple[RouterCost, ...] = ()
 
     def experiment(self, name: str | None) -> ExperimentResult | None:
         """The experiment of that name."""
@@ -136,6 +138,7 @@ def results_of(
         tuple(experiments),
         tuple(_held(f, by_name, within) for f in findings if {f.first, f.second} <= set(by_name)),
         tuple(warnings),
+        router_costs(experiments, within),
     )
 
 
@@ -208,6 +211,7 @@ def to_json(result: StudyResult) -> dict[str, Any]:
         "runs": [_experiment_json(e) for e in result.experiments],
         "findings": [_finding_json(f) for f in result.findings],
         "warnings": list(result.warnings),
+        "router_cost": [cost_json(cost) for cost in result.router_costs],
     }
 
 

@@ -48,6 +48,7 @@ def study(report: StudyReport) -> RenderableType:
         parts.append(_findings(report.findings, report.findings_source))
     if comparisons_words(report):
         parts.insert(3, Text(comparisons_words(report), style="dim"))
+    parts += [Text(cost) for cost in report.router_costs]
     parts += [Text(f"warning: {warning}", style="yellow") for warning in report.warnings]
     parts += [Text(f"not counted: {run} {state}: {why}", style="yellow")
               for run, state, why in void_lines(report)]  # fmt: skip

@@ -39,6 +39,7 @@ from ridgeline.report.model import (
     RunState,
     StudyReport,
 )
+from ridgeline.report.routertext import router_text
 from ridgeline.store.run_directory import StoredRun
 from ridgeline.store.study_directory import RunEntry, StudyDirectory
 
@@ -97,6 +98,7 @@ def report_of(
         reproduce=result.index.command or None,
         ridgeline_version=result.index.ridgeline,
         warnings=result.warnings,
+        router_costs=tuple(router_text(cost) for cost in result.router_costs),
         knee=read_knee(directory) if sweeps else None,
     )
 

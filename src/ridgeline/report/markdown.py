@@ -33,6 +33,9 @@ def render(report: StudyReport, runs: Mapping[str, Sequence[StoredRun]]) -> str:
         "Each figure with its 95 % interval. Differences are of cost per million output tokens, "
         "paired by repeat. Bold limits are those of the SLO that were missed.",
     ]
+    if report.router_costs:
+        told = (f"- {cost[0].upper()}{cost[1:]}." for cost in report.router_costs)
+        parts += ["## What the router costs", "\n".join(told)]
     if report.findings:
         parts += ["## Findings", _findings(report)]
     account = account_table(report)

@@ -231,7 +231,8 @@ class StudyReport:
     `how` are (label, text) facts about the measurement, in the order shown. `gpus` names the
     baseline's hardware in words ("4 H100-SXM"). `load` is the offered load ("400 users").
     `knee`: what a load sweep found; its rows are the levels.
-    `warnings` are about how pairs were measured (far apart, on different servers).
+    `warnings` are about how pairs were measured (far apart, on different servers), `router_costs`
+    sentences about what routers cost.
     """
 
     name: str
@@ -250,6 +251,7 @@ class StudyReport:
     reproduce: str | None = None
     ridgeline_version: str | None = None
     warnings: tuple[str, ...] = ()
+    router_costs: tuple[str, ...] = ()
     knee: KneeResult | None = None
 
     def row(self, name: str | None) -> ExperimentRow | None:

@@ -14,6 +14,7 @@ ROLES = (
     ("VLLM::Worker", "worker"),
     ("APIServer", "api server"),
     ("DPCoordinator", "coordinator"),
+    ("vllm-router", "router"),
     ("resource_tracker", "helper"),
     ("compile_worker", "compiler"),
 )

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import Field, create_model
+from pydantic import BeforeValidator, Field, WithJsonSchema, create_model
 
 from ridgeline.domain.knobs import Knobs
 from ridgeline.workload.studypart import (
@@ -93,6 +93,27 @@ KnobsPart = create_model(
 )  # fmt: skip
 
 
+class RouterPart(Part):
+    """A balancer before the replicas, in place of the client's own balancing."""
+
+    policy: str | None = Field(
+        "round_robin", description="the router's own name of a rule; empty: its own default"
+    )
+    command: list[str] = Field(
+        default_factory=lambda: ["vllm-router"], min_length=1,
+        description="the router's program and its first arguments; it takes vllm-router's options",
+    )  # fmt: skip
+    arguments: list[str] = Field(default_factory=list, description="more arguments of the router")
+
+
+def _named(value: object) -> object:
+    """A router by its name alone is the program of that name."""
+    return {"command": [value]} if isinstance(value, str) else value
+
+
+_ROUTER_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string"}, RouterPart.model_json_schema()]})
+
+
 class LaunchPart(Part):
     """How the engine is started, where Ridgeline starts it."""
 
@@ -122,6 +143,25 @@ class LaunchPart(Part):
         "seconds", "first run of a fresh engine, kept apart and never merged; 0: none; as long as"
         " a measured run unless given", default=None, ge=0, le=DAY_S,
     )  # fmt: skip
+    image: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$",
+        description="run the engine in a container of this image (docker run); the command's first"
+        " word is its entry point",
+    )  # fmt: skip
+    container: list[str] = Field(
+        default_factory=list, description="more words of docker run, before the image"
+    )
+    host: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$",
+        description="run the engine on that machine, over SSH: a name that ssh knows, or user@name",
+    )  # fmt: skip
+    tunnel: bool = Field(
+        True, description="reach it through SSH; false: at the host's own address, without"
+        " encryption, which leaves SSH out of the figures",
+    )  # fmt: skip
+    router: Annotated[RouterPart, BeforeValidator(_named), _ROUTER_SCHEMA] | None = Field(
+        default=None, description="a balancer before the replicas: vllm-router, or its parts"
+    )
 
 
 class TwinPart(Part):

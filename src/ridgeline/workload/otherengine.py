@@ -4,12 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.domain.knobs import Configuration, Knobs, Launch
-from ridgeline.workload.enginemodel import LaunchPart
+from ridgeline.domain.knobs import Configuration, Knobs, Launch, Router
+from ridgeline.workload.enginemodel import LaunchPart, RouterPart
 from ridgeline.workload.studymodel import ExperimentPart, StudyPart
 
 if TYPE_CHECKING:
     from ridgeline.workload.studyfile import Source
+
+OURS = ("--host", "--port", "--uds", "--served-model-name", "--alias")
 
 
 def on_its_engine(
@@ -30,13 +32,16 @@ def on_its_engine(
         what = f"launch belongs to an engine that Ridgeline starts, not to {study.engine}"
         raise source.error((*path, "launch"), what)
     other = part.engine not in (None, study.engine)
+    launch = _launch(base.launch, part.launch, other=other)
+    if part.launch is not None and launch is not None:
+        check_launch(source, launch, (*path, "launch"))
     return replace(
         base,
         knobs=Knobs() if other else base.knobs,
         engine=part.engine or base.engine,
         engine_version=part.engine_version or (None if other else base.engine_version),
         model=base.model if part.model is None else model_at(part.model, folder),
-        launch=_launch(base.launch, part.launch, other=other),
+        launch=launch,
     )
 
 
@@ -47,7 +52,22 @@ def model_at(text: str, folder: Path) -> str:
 
 def launch_change(base: Configuration, configuration: Configuration) -> str:
     """What differs in how it is started, in words; empty when nothing does."""
-    return "" if base.launch == configuration.launch else "started by another launch"
+    before, after = base.launch or Launch(), configuration.launch or Launch()
+    words = []
+    if before.router != after.router:
+        words.append("no router" if after.router is None else f"behind {router_name(after.router)}")
+    if before.image != after.image and after.image is not None:
+        words.append(f"in {after.image}")
+    if before.host != after.host and after.host is not None:
+        words.append(f"on {after.host}")
+    told = replace(before, router=after.router, image=after.image, host=after.host)
+    return ", ".join(words if told == after else [*words, "started by another launch"])
+
+
+def router_name(router: Router) -> str:
+    """The router's program and rule, for people."""
+    name = Path(router.command[-1]).name
+    return name if router.policy is None else f"{name} ({router.policy})"
 
 
 def _kind(engine: str) -> str:
@@ -59,7 +79,29 @@ def _launch(base: Launch | None, part: LaunchPart | None, *, other: bool) -> Lau
         base = replace(base, command=None, arguments=(), environment={})
     if part is None:
         return base
+    return replace(base or Launch(), **launch_values(part))
+
+
+def launch_values(part: LaunchPart) -> dict[str, Any]:
+    """What a launch part gives, as the fields of a `Launch`."""
     given: dict[str, Any] = {name: getattr(part, name) for name in part.model_fields_set}
     for name, value in given.items():
-        given[name] = tuple(value) if isinstance(value, list) else value
-    return replace(base or Launch(), **given)
+        if isinstance(value, list):
+            given[name] = tuple(value)
+        elif isinstance(value, RouterPart):
+            given[name] = Router(tuple(value.command), value.policy or None, tuple(value.arguments))
+    return given
+
+
+def check_launch(source: "Source", launch: Launch, path: tuple[str | int, ...]) -> None:
+    """Refuse parts of a launch that contradict each other; raises BadInput."""
+    if launch.container and launch.image is None:
+        what = "container gives words to docker run, and there is no image"
+        raise source.error((*path, "container"), what, "add launch.image")
+    if not launch.tunnel and launch.host is None:
+        what = "tunnel belongs to an engine on another host, and there is none"
+        raise source.error((*path, "tunnel"), what, "add launch.host")
+    for word in launch.arguments:
+        if word.split("=")[0].replace("_", "-") in OURS:
+            what = f"{word.split('=')[0]} is Ridgeline's to give: it must know who answers where"
+            raise source.error((*path, "arguments"), what, "leave it out")

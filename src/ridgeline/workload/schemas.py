@@ -110,6 +110,22 @@ def _study_result() -> dict[str, Any]:
             "runs": {"type": "array", "items": run},
             "findings": {"type": "array", "items": finding},
             "warnings": {"type": "array", "items": _TEXT},
+            "router_cost": {"type": "array", "items": _router_cost(maybe_number)},
+        }
+    )
+
+
+def _router_cost(maybe_number: dict[str, Any]) -> dict[str, Any]:
+    """An experiment behind a router against the same without one."""
+    change = _closed({"delta": maybe_number, "low": maybe_number, "high": maybe_number})
+    return _closed(
+        {
+            "experiment": _TEXT,
+            "without": _TEXT,
+            "router": _TEXT,
+            "pairs": {"type": "integer"},
+            "seconds": {"type": "object", "additionalProperties": change},
+            "throughput": {"anyOf": [change, {"type": "null"}]},
         }
     )
 

@@ -14,7 +14,13 @@ from ridgeline.domain.slo import Slo
 from ridgeline.workload.calibrationfile import read_calibration
 from ridgeline.workload.enginemodel import HardwarePart, LaunchPart
 from ridgeline.workload.gpufile import GPU_FILES, read_gpu
-from ridgeline.workload.otherengine import launch_change, model_at, on_its_engine
+from ridgeline.workload.otherengine import (
+    check_launch,
+    launch_change,
+    launch_values,
+    model_at,
+    on_its_engine,
+)
 from ridgeline.workload.study import (
     ExperimentSpec,
     Finding,
@@ -224,15 +230,9 @@ def _launch(source: Source, study: StudyPart) -> Launch | None:
         raise source.error(
             ("launch", "command"), "the command says nowhere which model", "add '{model}' to it"
         )
-    return Launch(
-        command=None if part.command is None else tuple(part.command),
-        arguments=tuple(part.arguments),
-        environment=part.environment,
-        ready_s=part.ready_s,
-        resident=part.resident,
-        start_together=part.start_together,
-        cold_s=part.cold_s,
-    )
+    launch = Launch(**launch_values(part))
+    check_launch(source, launch, ("launch",))
+    return launch
 
 
 def _calibration(source: Source, part: StudyPart, folder: Path) -> Calibration | None:

@@ -97,6 +97,13 @@ _UNCHANGED: Mapping[str, Test] = {
     "suffix": _only(""),
     "priority": _only(0),
     "return_token_ids": _only(False),
+    # vllm-router writes every request anew and adds these, which vLLM does not read
+    "no_stop_trim": _only(False),
+    "return_hidden_states": _only(False),
+    "separate_reasoning": _only(True),
+    "stream_reasoning": _only(True),
+    "include_reasoning": _only(True),
+    "continue_final_message": _only(False),
 }
 
 
