@@ -6,6 +6,7 @@ from dataclasses import replace
 from rich.console import Console
 from study_factory import CASES, bench, study
 
+from ridgeline.domain.summary import Band
 from ridgeline.report import console
 from ridgeline.report.html import render
 from ridgeline.report.model import COST, Difference, ErrorLine
@@ -40,6 +41,24 @@ def test_wide_terminals_also_get_intervals_and_published_values():
     text = printed(console.study(study()), 150)
     assert f"1{T}680–1{T}770 ms" in text
     assert f"pub. 12{T}400 chunks/s" in text
+
+
+def test_a_prediction_stands_with_its_band_and_what_a_band_is():
+    report = study()
+    bands = {"ttft_s.p95": Band(0.2731, 1.019), COST: Band(0.0868, 0.1612)}
+    rows = tuple(
+        replace(r, summary=replace(r.summary, bands=bands)) if r.name == "final" else r
+        for r in report.rows
+    )
+    assert "In brackets" not in printed(console.study(report), 150), "none has a band"
+    report = replace(report, rows=rows)
+    wide, narrow = joined(printed(console.study(report), 150)), printed(console.study(report), 80)
+    for text in (wide.replace("\u202f", T), joined(render(report)).replace("\u202f", T)):
+        assert f"[273–1{T}020 ms]" in text.replace("1 020", f"1{T}020")
+        assert "[0.0868–0.161]" in text
+        assert "nine times of ten, from how well the twin" in text
+        assert "prior constants are known" in text
+    assert "95 % interval, band, published" in joined(narrow)
 
 
 def test_a_finding_against_the_expectation_is_told():

@@ -26,7 +26,15 @@ from ridgeline.report.parts import PartTable, part_tables
 from ridgeline.report.remarks import remarks
 from ridgeline.report.sentence import Answer, answer
 from ridgeline.report.statistics import STATISTICS, statistics_lines
-from ridgeline.report.table import GROUPS, Cell, TableRow, error_texts, metric_words, table_rows
+from ridgeline.report.table import (
+    GROUPS,
+    Cell,
+    TableRow,
+    band_words,
+    error_texts,
+    metric_words,
+    table_rows,
+)
 from ridgeline.report.verdict import run_counts, void_lines
 
 WIDE = 118  # from this width on the table also has intervals, published values and per-GPU figures
@@ -104,9 +112,13 @@ class _Experiments:
     ) -> Iterator[RenderableType]:
         wide = options.max_width >= WIDE
         yield _table(self.report, wide=wide)
+        bands = band_words(self.report)
+        if wide and bands:
+            yield Text(bands, style="dim")
         if not wide:
+            what = "95 % interval" + (", band" if bands else "")
             yield Text(
-                f"TTFT and ITL in ms. Each figure's 95 % interval, published values and per-GPU "
+                f"TTFT and ITL in ms. Each figure's {what}, published values and per-GPU "
                 f"figures: {WIDE} columns or the page (ridgeline report).",
                 style="dim",
             )
@@ -167,6 +179,8 @@ def _cell(cell: Cell, *, wide: bool, unit: str = "") -> Text:
         text.stylize("red")
     if wide and cell.interval:
         text.append(f"\n{cell.interval}", style="dim")
+    if wide and cell.band:
+        text.append(f"\n[{cell.band}]", style="dim")
     if wide and cell.published:
         text.append(f"\npub. {cell.published}", style="dim italic")
     return text

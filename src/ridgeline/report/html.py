@@ -20,7 +20,14 @@ from ridgeline.report.remarks import remarks
 from ridgeline.report.sentence import answer
 from ridgeline.report.statistics import STATISTICS, StatisticsLine, statistics_lines
 from ridgeline.report.style import styles
-from ridgeline.report.table import GROUPS, TableRow, error_texts, metric_words, table_rows
+from ridgeline.report.table import (
+    GROUPS,
+    TableRow,
+    band_words,
+    error_texts,
+    metric_words,
+    table_rows,
+)
 from ridgeline.report.verdict import run_counts, void_lines
 
 # Addresses in the vendored bundle (help texts, an unused map source). Removed so that the page
@@ -77,6 +84,7 @@ def _context(report: StudyReport) -> dict[str, Any]:
         "all_valid": valid == total,
         "void_lines": void_lines(report),
         "comparisons": comparisons_words(report),
+        "bands": band_words(report),
         "one_run": _one_run(report),
         "part_tables": part_tables(report),
         "statistics": _statistics(report),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ridgeline.domain.summary import Summary
@@ -47,13 +47,17 @@ GROUPS: tuple[tuple[State, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A figure, its 95 % interval, the published value beside it, and whether it breaks a limit."""
+    """A figure, its 95 % interval, the published value beside it, and whether it breaks a limit.
+
+    `band`: of a prediction, where a measurement of it is expected nine times of ten.
+    """
 
     value: str
     interval: str = ""
     published: str = ""
     missed: bool = False
     alarm: bool = False
+    band: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,18 @@ def table_rows(report: StudyReport) -> list[TableRow]:
     return [_row(report, row, path) for row in sorted_rows(report)]
 
 
+def band_words(report: StudyReport) -> str:
+    """What the bands in the table are; "" where it has none."""
+    if not any(row.summary is not None and row.summary.bands for row in report.rows):
+        return ""
+    basis = "calibrated" if report.badge.calibration == "calibrated" else "prior"
+    return (
+        f"In brackets: the band in which a measurement of the predicted figure is expected, nine times"
+        f" of ten, from how well the twin's {basis} constants are known. The interval above it is over"
+        " repeats of the twin."
+    )
+
+
 def arrows(text: str) -> str:
     """ "32 -> 64" with a real arrow, which never breaks in two."""
     return text.replace("->", "→")
@@ -112,7 +128,10 @@ def _row(report: StudyReport, row: ExperimentRow, path: str) -> TableRow:
         ttft=_latency(row, ttft_path(report), "ttft_p95_ms"),
         itl=_latency(row, ITL_P95, "itl_p95_ms"),
         tokens=_tokens(row),
-        per_gpu=_figure(summary, TOKENS_PER_GPU, numbers.number, numbers.number_range)
+        # its band says what that of the tokens says: left out, or the table would be too wide
+        per_gpu=replace(
+            _figure(summary, TOKENS_PER_GPU, numbers.number, numbers.number_range), band=""
+        )
         if row.gpus_known
         else Cell("not known"),
         cost=_figure(summary, COST, numbers.dollars, numbers.number_range),
@@ -166,7 +185,13 @@ def _latency(row: ExperimentRow, path: str, published_key: str) -> Cell:
         published=text,
         missed=any(r.met is False and _limits(r.limit, published_key) for r in row.summary.slo),
         alarm=math.isinf(metric(row.summary, path) or 0.0),
+        band=_band(row.summary, path, numbers.duration_range),
     )
+
+
+def _band(summary: Summary, path: str, form: Callable[[float, float], str]) -> str:
+    found = summary.bands.get(path)
+    return "" if found is None else form(found.low, found.high)
 
 
 def _limits(limit: str, key: str) -> bool:
@@ -185,7 +210,7 @@ def _tokens(row: ExperimentRow) -> Cell:
     # Published rates count chunks. Where a chunk is not a token, ours stands in the same unit too.
     if ours is not None and tokens and abs(ours / tokens - 1) > CHUNK_IS_TOKEN:
         text += f", ours {numbers.number(ours)}"
-    return Cell(cell.value, cell.interval, text)
+    return replace(cell, published=text)
 
 
 def _figure(
@@ -201,7 +226,8 @@ def _figure(
         return Cell(missing_reason(summary, path))
     both = bounds(summary, path)
     estimated = " est." if summary.tokens_estimated else ""
-    return Cell(one(value) + estimated, two(*both) if both else "")
+    band = _band(summary, path, two)
+    return Cell(one(value) + estimated, two(*both) if both else "", band=band)
 
 
 def _errors(row: ExperimentRow) -> Cell:
