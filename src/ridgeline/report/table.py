@@ -98,9 +98,9 @@ def band_words(report: StudyReport) -> str:
         return ""
     basis = "calibrated" if report.badge.calibration == "calibrated" else "prior"
     return (
-        f"In brackets: the band in which a measurement of the predicted figure is expected, nine times"
-        f" of ten, from how well the twin's {basis} constants are known. The interval above it is over"
-        " repeats of the twin."
+        "In brackets: the band in which a measurement of the predicted figure is expected, nine"
+        f" times of ten, from how well the twin's {basis} constants are known. The interval above"
+        " it is over repeats of the twin."
     )
 
 
