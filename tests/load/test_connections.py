@@ -274,14 +274,14 @@ def tls_mock(certificate: Path) -> Iterator[TlsMock]:
 
 
 def test_tls_handshakes_are_not_in_the_ttft(tls_mock: TlsMock, certificate: Path) -> None:
-    """16 streams, two requests each, handshakes 40 ms late: TTFT 100 ms in both rounds."""
+    """64 streams, two requests each, handshakes 40 ms late: TTFT 100 ms in both rounds."""
     context = ssl.create_default_context(cafile=str(certificate / "cert.pem"))
     url = f"https://localhost:{tls_mock.port}"
     site = Site(socket.AF_INET, ("127.0.0.1", tls_mock.port), "localhost", url, context)
-    outcome = drive(url, closed(16, requests=32, duration_s=20.0), site=site)
-    assert len(outcome.records) == 32
+    outcome = drive(url, closed(64, requests=128, duration_s=20.0), site=site)
+    assert len(outcome.records) == 128
     assert all(r.failure is None for r in outcome.records), outcome.records[0].failure_detail
-    rounds = outcome.records[:16], outcome.records[16:]
+    rounds = outcome.records[:64], outcome.records[64:]
     for records in rounds:
         ttft = [((r.first_ns or 0) - (r.sent_ns or 0)) / MS for r in records]
         assert 99 < np.median(ttft) < 135

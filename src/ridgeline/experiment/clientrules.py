@@ -6,12 +6,13 @@ time.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from ridgeline.domain.calibration import ClientCalibration
 from ridgeline.domain.records import Floats, Ints
-from ridgeline.domain.run import Window
+from ridgeline.domain.run import ClientCheck, Window
 from ridgeline.experiment.evidence import Doubt, Evidence, ms
 
 FLOOR_S = 0.001  # below this the client's own delay is too small to matter for any figure
@@ -23,7 +24,30 @@ STARVED_S = 0.01  # late by that and by a usual gap: a client without its core, 
 
 
 def client_limit(e: Evidence) -> Iterator[Doubt]:
-    """The client, not the server, decided the figures."""
+    """The client, not the server, decided the figures; what voids tells the client's state."""
+    doubts = list(_client_doubts(e))
+    last = max((i for i, doubt in enumerate(doubts) if doubt.void), default=None)
+    for i, doubt in enumerate(doubts):
+        state = _state_text(e.facts.client) if i == last else ""
+        yield replace(doubt, text=f"{doubt.text} ({state})") if state else doubt
+
+
+def _state_text(client: ClientCheck) -> str:
+    """Lag, backlog and CPU in words, as far as they are known."""
+    parts = [
+        f"{words} {ms(value)} at p99"
+        for words, value in (
+            ("loop lag", client.loop_lag_p99_s),
+            ("receive backlog", client.backlog_p99_s),
+        )
+        if value is not None
+    ]
+    if client.cpu_share is not None:
+        parts.append(f"CPU {client.cpu_share:.0%} of its core")
+    return ", ".join(parts)
+
+
+def _client_doubts(e: Evidence) -> Iterator[Doubt]:
     yield from (Doubt(f"client limit: {fault}") for fault in e.facts.client.faults)
     if e.records.ok.any():
         yield from _late_sends(e)

@@ -120,8 +120,9 @@ class NullServer:
         if len(peer.data) - head_end - 4 < _number_after(head, b"content-length: "):
             return True
         peer.data = b""
-        if head.startswith(b"get"):
-            peer.sock.sendall(self._page(head.split(b" ", 2)[1].decode()))
+        path = head.split(b" ", 2)[1].decode()
+        if head.startswith(b"get") or not path.endswith("completions"):
+            peer.sock.sendall(self._page(path))
             return True
         self._begin(peer, head, _arrival_ns(ancillary))
         return True

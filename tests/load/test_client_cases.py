@@ -1,0 +1,226 @@
+"""A client that is slow, stalled or full: it says so, and never takes it for the server's doing.
+
+Cases C-LC-01, 04, 05, 06 and 07 with their values; 02 and 03 are in test_connections.py, 08 and the
+CPU of logging in tests/acceptance/test_client_scaling.py.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ridgeline.domain.arrivalcheck import arrival_figures
+from ridgeline.domain.knobs import Configuration, Knobs
+from ridgeline.domain.metrics import summarise
+from ridgeline.domain.records import records_from_requests
+from ridgeline.domain.resolvable import read_errors, withhold
+from ridgeline.domain.run import RunFacts, Verdict
+from ridgeline.domain.slo import Slo
+from ridgeline.domain.summary import Summary
+from ridgeline.experiment.verdict import Evidence, judge
+from ridgeline.load.http import Connection
+from ridgeline.workload.schedule import Schedule
+from support.driving import Outcome, RecordingWatch, closed, drive, opened
+from support.mock_server import MockProcess, Script, at_once, plain_stream
+
+MS = 1_000_000
+
+
+def told_of(outcome: Outcome, schedule: Schedule) -> tuple[Summary, Verdict]:
+    """Figures and verdict, as a run of the product gets them."""
+    result, records = outcome.result, records_from_requests(outcome.records)
+    facts = RunFacts("measured", result.window, result.client, server_faults=result.faults)
+    open_loop = not schedule.workload.arrivals.closed_loop
+    summary = summarise(
+        records, result.window, facts=facts, configuration=Configuration("m", Knobs()), slo=Slo(),
+        open_loop=open_loop,
+    )  # fmt: skip
+    late = read_errors(facts.client, records, facts.window)
+    summary = withhold(summary, late, open_loop=open_loop)
+    if open_loop:
+        summary = replace(summary, arrivals=arrival_figures(records, facts.window))
+    return summary, judge(Evidence(records, facts, summary, schedule.workload, Slo()))
+
+
+def client_reasons(verdict: Verdict) -> str:
+    return " | ".join(r for r in verdict.reasons if r.startswith("client limit"))
+
+
+# -- C-LC-01: a burst that leaves slowly
+
+
+def test_a_slow_client_names_itself_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 requests at t = 0 and 4 ms of computing before each: the last leaves 128 ms late, and the
+    server's first chunk still comes 50 ms after it had the request.
+    """
+    send = Connection.send
+
+    def slowly(self: Connection, *args: object) -> int | None:
+        until = time.thread_time() + 0.004
+        while time.thread_time() < until:
+            pass
+        return send(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Connection, "send", slowly)
+    load = opened([0.001] * 32, duration_s=2.0)
+    with MockProcess([plain_stream(1, first_ms=50)]) as mock:
+        outcome = drive(mock.url, load)
+        mock.stop()
+    summary, verdict = told_of(outcome, load)
+    client = outcome.result.client
+    assert summary.arrivals is not None
+    skew = summary.arrivals.burst_skew_max_s
+    assert skew is not None
+    assert 31 * 0.004 <= skew < 1.5
+    sent = [r.sent_ns or 0 for r in outcome.records]
+    assert skew == pytest.approx((max(sent) - min(sent)) / 1e9)
+    late = (client.send_lateness_p50_s, client.send_lateness_p99_s, client.send_lateness_max_s)
+    assert all(value is not None for value in late)
+    assert 16 * 0.004 <= (late[0] or 0) < (late[1] or 0) <= (late[2] or 0)
+    assert (late[2] or 0) >= 32 * 0.004
+    reason = client_reasons(verdict)
+    assert "requests left" in reason
+    assert "5% of the median TTFT" in reason
+    assert not any(r.startswith("the server") for r in verdict.reasons)
+    # the kernel's stamps of the replies are right all the same
+    truth, zero = {s.identity: s for s in mock.served}, outcome.result.zero_ns
+    misses = [
+        truth[identity].miss_ns(1, (record.first_ns or 0) + zero)
+        for identity, record in outcome.of_identity(None).items()
+    ]
+    assert max(map(abs, misses)) < 1 * MS
+    waits_s = [((r.first_ns or 0) - r.intended_ns) / 1e9 for r in outcome.records]
+    assert max(waits_s) > 0.05 + 0.1
+
+
+# -- C-LC-04: a loop that stalls
+
+
+class Stalls(RecordingWatch):
+    """Holds the loop up for 200 ms every 2 s, from 0.5 s on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next_s = time.monotonic() + 0.5
+
+    def stop_asked(self) -> bool:
+        if time.monotonic() >= self.next_s:
+            time.sleep(0.2)
+            self.next_s += 2.0
+        return super().stop_asked()
+
+
+def test_a_stalling_loop_is_measured_marked_and_void() -> None:
+    """A chunk every 10 ms while the loop is away for a tenth of the time."""
+    load = closed(4, duration_s=5.5)
+    with MockProcess([plain_stream(100, first_ms=10, gap_ms=10)]) as mock:
+        outcome = drive(mock.url, load, watch=Stalls())
+        mock.stop()
+    client = outcome.result.client
+    assert client.loop_lag_p99_s is not None
+    assert 0.15 <= client.loop_lag_p99_s <= 0.5  # a random moment waits 180 ms at p99
+    assert client.loop_lag_max_s is not None
+    assert client.loop_lag_max_s >= 0.19
+    marked = np.concatenate([r.chunk_shared for r in outcome.records if r.chunk_shared is not None])
+    assert 0.05 < marked.mean() < 0.4  # a tenth; more where the machine stalls it too
+    summary, verdict = told_of(outcome, load)
+    reason = client_reasons(verdict)
+    assert "because the client read them late" in reason
+    assert "loop lag" in reason
+    assert "receive backlog" in reason
+    assert summary.itl_s.p99 is None, "the stall of the client is not shown as one of the server"
+    # what came one by one has the server's own gaps, whatever the loop did meanwhile
+    gaps = np.concatenate([np.diff(r.chunk_ns) for r in outcome.records if r.chunk_ns is not None])
+    assert np.median(gaps) / MS == pytest.approx(10, abs=1.5)
+
+
+# -- C-LC-05: nothing is formatted on the hot path
+
+
+class Counts(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@pytest.fixture
+def logged() -> Iterator[Counts]:
+    """Everything that is logged at any level."""
+    handler, root = Counts(), logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    yield handler
+    root.removeHandler(handler)
+    root.setLevel(before)
+
+
+def test_a_run_logs_nothing_at_any_level(logged: Counts) -> None:
+    logging.getLogger("test").debug("heard")
+    with MockProcess([plain_stream(50, first_ms=5, gap_ms=2)]) as mock:
+        outcome = drive(mock.url, closed(50, requests=100, duration_s=20.0))
+    assert len(outcome.records) >= 100
+    assert logged.texts == ["heard"]
+
+
+# -- C-LC-06: a reply in one piece
+
+
+@pytest.mark.parametrize("pieces", [1, 2], ids=["one segment", "two segments 2 ms apart"])
+def test_a_reply_in_one_piece_has_no_speed(pieces: int) -> None:
+    """100 chunks at 1000 ms: 4 M tokens/s once stood in a report."""
+    whole = b"".join(data for _, data in plain_stream(100).parts)
+    half = len(whole) // 2
+    parts = ((1000.0, whole),) if pieces == 1 else ((1000.0, whole[:half]), (1002.0, whole[half:]))
+    load = closed(12, duration_s=2.5)
+    with MockProcess([Script(parts)]) as mock:
+        outcome = drive(mock.url, load)
+    summary, _ = told_of(outcome, load)
+    assert summary.ttft_s.p50 is not None
+    assert summary.ttft_s.p50 == pytest.approx(1.0, abs=0.05)
+    spans_s = [((r.last_ns or 0) - (r.first_ns or 0)) / 1e9 for r in outcome.records]
+    slow = [s for s in spans_s if s >= 99 / 20_000]  # a busy machine put more between the segments
+    assert len(slow) < len(spans_s) / 2
+    assert summary.tpot_s.n == len(slow), "20 000 tokens/s in one stream is no stream"
+    assert any("replies came at once: no time per token for them" in n for n in summary.notes)
+    if pieces == 1:
+        assert summary.itl_note == "not measurable: each reply came within one read"
+        assert (summary.itl_s.mean, summary.itl_s.p50, summary.itl_s.p99) == (None, None, None)
+    else:
+        assert summary.itl_note is not None
+        assert "not resolvable" in summary.itl_note
+        assert summary.itl_s.p50 is None
+
+
+# -- C-LC-07: a server that is faster than its client
+
+
+def test_a_full_client_is_right_or_says_lag_cpu_and_backlog() -> None:
+    """1 ms and then 200 chunks at once, 32 streams: other tools printed 83 to 122 ms as a mean."""
+    load = closed(32, duration_s=2.0, warmup_s=0.3)
+    with MockProcess([at_once(plain_stream(200), 1.0)]) as mock:
+        outcome = drive(mock.url, load)
+        mock.stop()
+    summary, verdict = told_of(outcome, load)
+    truth = {s.identity: s for s in mock.served}
+    zero, errors = outcome.result.zero_ns, []
+    for identity, record in outcome.of_identity(32).items():
+        if record.failure is None and record.first_ns is not None:
+            at = record.first_ns + zero
+            errors.append(abs(truth[identity].miss_ns(0, at)) / MS)
+    assert len(errors) > 500
+    assert np.median(errors) < 1.0, "the kernel's stamps, whatever else is wrong"
+    if verdict.valid:
+        sent = [(s.sent_ns[0] - s.received_ns) / MS for s in mock.served if s.sent_ns]
+        assert summary.ttft_s.p50 is not None
+        assert abs(summary.ttft_s.p50 * 1e3 - float(np.median(sent))) < 1.0
+    else:
+        reason = client_reasons(verdict)
+        for words in ("loop lag", "CPU", "receive backlog"):
+            assert words in reason
