@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ridgeline.load.clock import KernelClock
 from ridgeline.load.http import BUSY, IDLE, Connection
+from ridgeline.load.loop import READ
 from ridgeline.load.request import InFlight
 from ridgeline.load.traffic import Launch
 from ridgeline.workload.schedule import PlannedRequest
@@ -135,13 +136,12 @@ def feed(reads: list[bytes]) -> Outcome:
     connection._sock, connection._fd = _Socket([r for r in reads if r]), 3  # type: ignore[assignment]
     connection._ancillary_bytes, connection.state = 0, IDLE
     request = InFlight(
-        index=0, target=0, launch=_launch(), parts=[b"x"], again=ends.append,
-        ended=lambda request, _: ends.append(request), arrived=lambda _: None,
-    )  # fmt: skip
+        0, 0, _launch(), [b"x"], again=ends.append, ended=lambda request, _: ends.append(request)
+    )
     connection.send([b"x"], request)
     turns = len(reads) + 2
     while connection.state == BUSY:
-        connection._read()
+        connection._on_event(READ)
         turns -= 1
         assert turns >= 0, "a connection that reads on after its end"
     (ended,) = ends

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from ridgeline.load.openai import RequestForm, known_event, leading_id, read_event
+from ridgeline.load import openai
+from ridgeline.load import reply as reply_module
+from ridgeline.load.openai import DATA, RequestForm, known_event, leading_id, read_event
 from ridgeline.load.reply import Reply
 from ridgeline.load.sse import BadStream
 from support.mock_server import DONE, chunk_value, delta, event, finish, role, text, usage
@@ -22,7 +24,7 @@ def reply_of(
     reply = Reply()
     reply.head(status, content_type)
     for stamp, block in blocks:
-        if not reply.body(block, stamp, True):
+        if reply.body(block, stamp, True) < 0:
             break
     return reply
 
@@ -290,7 +292,7 @@ def test_more_empty_lines_than_an_event_needs(ends: bytes) -> None:
     reply = Reply()
     reply.head(200, "text/event-stream")
     for part in (text("a"), text("b"), finish(), DONE):
-        assert reply.body(part.rstrip(b"\n") + ends, 1, True)
+        assert reply.body(part.rstrip(b"\n") + ends, 1, True) >= 0
     assert reply.judge(None) == (None, None)
     assert len(reply.stamps) == 2
 
@@ -303,13 +305,56 @@ def test_known_events_never_mix_up_replies() -> None:
                 [{"index": 0, "delta": {"content": content}, "finish_reason": finish_reason}]
             ) | {"id": f"chatcmpl-{number}"}
             data = json.dumps(value).encode()
-            begin = leading_id(data)
-            assert begin == f'{{"id": "chatcmpl-{number}"'.encode()
-            assert known_event(data, len(begin)) == read_event(data)
+            line = DATA + data
+            begin = leading_id(line)
+            assert begin == f'data: {{"id": "chatcmpl-{number}"'.encode()
+            skip = len(begin) - len(DATA)
+            assert known_event(data, skip) == read_event(data)
             # what stands after the id is no event by itself, however well it is known
             with pytest.raises(BadStream):
-                known_event(data[len(begin) :], 0)
+                known_event(data[skip:], 0)
     broken = b'{"id":"a\\","choices":[{"delta":{"content":"x"}}]}'
-    assert leading_id(broken) == b""
+    assert leading_id(DATA + broken) == b""
     with pytest.raises(BadStream):
         known_event(broken, 0)
+
+
+def outcome(whole: bytes, *, remember: bool) -> tuple[object, ...]:
+    """What a reply in one read says; not remember: to a client that has seen nothing before."""
+    if not remember:
+        openai.after_id.clear()
+        reply_module._whole_replies.clear()
+    reply = reply_of([(5, whole)])
+    return (
+        reply.judge(None), reply.stamps.tolist(), bytes(reply.shared), reply.usage, reply.done,
+        reply.finish_reason, reply.first_answer_ns, reply.event_ns,
+    )  # fmt: skip
+
+
+def test_whole_replies_that_are_known_are_never_mixed_up() -> None:
+    """A reply in one read is taken from memory; nothing that differs in more than its id is."""
+    rng = random.Random(7)
+    whole = b"".join((role(), text("a"), finish("length"), usage(3, 1), DONE))
+    begin = leading_id(whole)
+    assert begin.count(b"chatcmpl-1") == 1
+    outcome(whole, remember=False)
+    assert len(reply_module._whole_replies) == 1
+    other = whole.replace(b"chatcmpl-1", b"chatcmpl-22")
+    assert outcome(other, remember=True) == outcome(whole, remember=False)
+    places = [i for i in range(len(whole)) if whole.startswith(begin, i)]
+    assert len(places) == 4
+    foreign = (b"", b"\r", b"\0", b"data: {", b'data: {"id":"x"', b"\n", begin * 2)
+    variants = [whole[:at] + new + whole[at + len(begin) :] for at in places[1:] for new in foreign]
+    variants += [whole.replace(begin, b"\r"), whole.replace(b"data: [DONE]", b"data: x")]
+    variants += [whole + text("b") + DONE, text("c") + whole]
+    variants += [whole.replace(b'"length"', b'"abort"')]
+    for _ in range(3000):
+        at, end = (rng.randrange(len(whole)) for _ in range(2))
+        new = rng.choice((b"", b"\n", b'"', b"{", begin))
+        variants.append(whole[:at] + new + whole[at + (end % 8) :])
+    for variant in variants:
+        fresh = outcome(variant, remember=False)
+        outcome(whole, remember=True)
+        outcome(other, remember=True)
+        assert outcome(variant, remember=True) == fresh, variant
+        assert outcome(variant, remember=True) == fresh, variant

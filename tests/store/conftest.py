@@ -3,6 +3,7 @@
 import numpy as np
 
 from ridgeline.domain.records import STEP_PARTS, RequestRecord, StepRuns, StepTable
+from ridgeline.domain.rows import MISSING, ROW, ROW_NUMBERS, ROW_TEXTS, RequestRows, RowsBuilder
 
 
 def measured_request(index: int, rng: np.random.Generator, **changes: object) -> RequestRecord:
@@ -44,6 +45,25 @@ def failed_request(index: int) -> RequestRecord:
         http_status=503,
         chunk_ns=np.empty(0, np.int64),
     )
+
+
+def rows_of(requests: list[RequestRecord]) -> RequestRows:
+    """The same requests as a load client hands them in."""
+    rows = RowsBuilder()
+    for request in requests:
+        texts = tuple(getattr(request, name) for name in ROW_TEXTS)
+        place = rows.places.get(texts)
+        place = rows.say(texts, texts) if place is None else place
+        values = [getattr(request, name) for name in ROW_NUMBERS]
+        assert request.chunk_ns is not None
+        chunks = len(request.chunk_ns)
+        rows.numbers += ROW(*[MISSING if v is None else v for v in values], place, chunks)
+        rows.stamps.extend(request.chunk_ns.tolist())
+        shared = (
+            np.zeros(chunks, np.bool_) if request.chunk_shared is None else request.chunk_shared
+        )
+        rows.shared += shared.tobytes()
+    return rows.take()
 
 
 def step_table(rng: np.random.Generator, per_replica: tuple[int, ...] = (40, 0, 25)) -> StepTable:

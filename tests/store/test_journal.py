@@ -7,16 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ridgeline.domain.errors import StoreError
+from ridgeline.domain.records import RequestRecord
+from ridgeline.store import codec
 from ridgeline.store import journal as journal_module
 from ridgeline.store.journal import Journal, is_being_written, read_journal
 
-from .conftest import failed_request, measured_request
+from .conftest import failed_request, measured_request, rows_of
 
 WRITER = """
 import sys, time
@@ -104,6 +107,82 @@ def test_a_flipped_bit_ends_the_reading_before_it(tmp_path: Path) -> None:
         found = read_journal(damaged)
         assert found.cut_bytes >= len(whole) - at
         assert [r.index for r in found.requests] == list(range(len(found.requests)))
+
+
+def test_many_requests_at_once_come_back_as_they_went_in(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    given = [measured_request(i, rng) for i in range(40)] + [failed_request(40)]
+    with Journal(tmp_path / "one", {}) as journal:
+        for request in given:
+            journal.request(request)
+    with Journal(tmp_path / "many", {}) as journal:
+        journal.rows(rows_of(given[:25]))
+        journal.request(given[25])
+        journal.rows(rows_of(given[26:]))
+        journal.facts({"done": True})
+    one, many = (read_journal(tmp_path / name) for name in ("one", "many"))
+    assert many.facts == {"done": True}
+    assert len(many.requests) == len(one.requests) == len(given)
+    for left, right in zip(one.requests, many.requests, strict=True):
+        for name in RequestRecord.__slots__:
+            a, b = getattr(left, name), getattr(right, name)
+            if name == "chunk_shared" and a is None:  # rows have a mark for every chunk
+                a = np.zeros(len(b), np.bool_)
+            assert a.tolist() == b.tolist() if isinstance(a, np.ndarray) else a == b, name
+
+
+def test_rows_cut_at_any_byte_are_lost_as_a_whole(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    path = tmp_path / "journal"
+    with Journal(path, {}) as journal:
+        for first in (0, 3):
+            journal.rows(rows_of([measured_request(first + i, rng) for i in range(3)]))
+    whole = path.read_bytes()
+    seen = set()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        found = read_journal(path)
+        assert [r.index for r in found.requests] == list(range(len(found.requests)))
+        seen.add(len(found.requests))
+    assert seen == {0, 3}
+
+
+def test_rows_of_another_version_keep_what_is_known() -> None:
+    rng = np.random.default_rng(6)
+    rows = rows_of([measured_request(i, rng) for i in range(3)])
+    newer = replace(
+        rows,
+        numbers=np.column_stack([np.arange(3), rows.numbers]),
+        names=["of_the_future", *rows.names],
+    )
+    found = codec.rows_from_bytes(codec.rows_to_bytes(newer))
+    assert [r.index for r in found.records()] == [0, 1, 2]
+    assert found.column("end_ns").tolist() == rows.column("end_ns").tolist()
+    for bad in (
+        replace(rows, chunks=rows.chunks + 1),
+        replace(rows, said=rows.said + 9),
+        replace(rows, said=rows.said - 1),
+        replace(rows, chunk_shared=rows.chunk_shared[:-1]),
+        replace(rows, texts=[("too", "few")]),
+    ):
+        with pytest.raises(ValueError):  # the journal's reader ends there
+            codec.rows_from_bytes(codec.rows_to_bytes(bad))
+
+
+def test_a_journal_of_the_version_before_is_read() -> None:
+    """Written by the program as it was before it knew frames of many requests."""
+    found = read_journal(Path(__file__).with_name("data") / "journal-2")
+    assert found.head == {"run_id": "old"}
+    assert found.facts == {"done": True}
+    assert [e.text for e in found.events] == ["nothing came"]
+    assert [r.index for r in found.requests] == [0, 1, 2, 3]
+    assert [r.failure_detail for r in found.requests] == [None, None, None, "refused"]
+    assert [r.finish_reason for r in found.requests] == ["length"] * 3 + [None]
+    for i, request in enumerate(found.requests[:3]):
+        assert request.end_ns == 1000 * i + 200
+        assert request.chunk_ns is not None
+        assert request.chunk_ns.tolist() == [1000 * i + 100 + k for k in range(i + 1)]
+    assert found.cut_bytes == 0
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from ridgeline.domain.records import MemorySink, RequestRecord
 from ridgeline.domain.run import LiveFigures, SilentWatch
 from ridgeline.domain.workload import Arrivals, Workload
 from ridgeline.load.crew import drive_with
-from ridgeline.load.driver import DriveResult, Job, Limits
 from ridgeline.load.http import Site
+from ridgeline.load.job import Job, Limits
 from ridgeline.load.openai import RequestForm
+from ridgeline.load.outcome import DriveResult
 from ridgeline.workload.prompts import PromptMaker
 from ridgeline.workload.schedule import PlannedRequest, Schedule
 

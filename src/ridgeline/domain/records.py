@@ -6,10 +6,13 @@ value is NaN (float64 holds whole nanoseconds exactly up to 104 days); in values
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ridgeline.domain.rows import RequestRows
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -182,6 +185,9 @@ class RecordSink(Protocol):
     def request(self, record: RequestRecord) -> None:
         """Take one ended request."""
 
+    def rows(self, rows: "RequestRows") -> None:
+        """Take many ended requests."""
+
     def event(self, event: RunEvent) -> None:
         """Take one event."""
 
@@ -200,6 +206,10 @@ class MemorySink:
     def request(self, record: RequestRecord) -> None:
         """Take one ended request."""
         self.requests.append(record)
+
+    def rows(self, rows: "RequestRows") -> None:
+        """Take many ended requests."""
+        self.requests += rows.records()
 
     def event(self, event: RunEvent) -> None:
         """Take one event."""

@@ -50,6 +50,8 @@ class Bodies:
             )
             for kind in workload.kinds
         ]
+        others = (*self._files, *self._images)
+        self._plain = not self._ids and all(other is None for other in others)  # our own texts only
 
     @property
     def path(self) -> str:
@@ -59,6 +61,9 @@ class Bodies:
     def parts(self, planned: PlannedRequest, identity: int) -> list[bytes]:
         """The body of one request, in pieces to be sent one after another."""
         kind = planned.traffic_class or 0
+        if self._plain and not planned.past:
+            text = self._maker.encoded(identity, planned.own_tokens, planned.prefix)
+            return self._forms[kind].parts(text, planned.output_tokens)
         form, file, maker = self._forms[kind], self._files[kind], self._images[kind]
         images = b"" if maker is None else maker.parts(identity)
         if file is not None and planned.entry is not None:

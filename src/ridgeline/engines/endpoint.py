@@ -20,9 +20,10 @@ from ridgeline.engines.tally import Tally, reuse_notes
 from ridgeline.engines.tokenizing import TokenCounter
 from ridgeline.load.address import Address, parse_address
 from ridgeline.load.crew import drive_with, workers_for
-from ridgeline.load.driver import DriveResult, Job, Limits
 from ridgeline.load.http import Site
+from ridgeline.load.job import Job, Limits
 from ridgeline.load.making import RequestMaker
+from ridgeline.load.outcome import DriveResult
 from ridgeline.telemetry.prometheus import (
     STARTED,
     Scrape,

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ridgeline.domain.records import RecordSink, RequestRecord, RunEvent, StepTable
+from ridgeline.domain.rows import MISSING, RequestRows
 from ridgeline.domain.workload import Workload
 
 
@@ -37,6 +38,20 @@ class Tally:
                 self._planned += record.planned_prompt_tokens
                 self._counted += record.prompt_tokens
         self._sink.request(record)
+
+    def rows(self, rows: RequestRows) -> None:
+        """Take many ended requests."""
+        self.sent.update(rows.text("traffic_class"))
+        self.broken |= any(texts[0] in ("connect", "stream_cut") for texts in rows.texts)
+        good = rows.succeeded
+        self.ok += int(good.sum())
+        counted, planned = rows.column("prompt_tokens"), rows.column("planned_prompt_tokens")
+        known = good & (counted != MISSING)
+        counted, planned = counted[known], planned[known]
+        self._drifts.frombytes((counted / planned - 1).tobytes())
+        self._planned += int(planned.sum())
+        self._counted += int(counted.sum())
+        self._sink.rows(rows)
 
     def event(self, event: RunEvent) -> None:
         """Take one event."""

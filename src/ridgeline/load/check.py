@@ -107,7 +107,12 @@ class SelfCheck:
 
     def sent(self, late_ns: int) -> None:
         """Note how late a request of the window went out."""
-        self._lateness.add(late_ns)
+        self._lateness.fresh.append(late_ns)
+
+    def fold(self) -> None:
+        """Put away what was noted; now and then."""
+        self._lateness.fold()
+        self._clock.fold()
 
     def close_window(self) -> None:
         """Note the CPU share, unless the window was too short to tell."""

@@ -102,7 +102,7 @@ class KernelClock:
         self._kernel = kernel
         self._late_ns = max(late_ns, backlog_ns if kernel else 0)
         if kernel:
-            self.backlog.add(backlog_ns)
+            self.backlog.fresh.append(backlog_ns)
         else:
             self.unstamped += 1
 
@@ -113,14 +113,34 @@ class KernelClock:
         own time however late the reader was. Chunks that came together may have come one by one
         while the reader was away: all but the last of them may be that much earlier.
         """
-        alone = count == 1 and self._kernel
-        self.errors.add(0 if alone else max(self._late_ns, 0), count)
+        if count == 1 and self._kernel:
+            self.errors.fresh.append(0)
+        elif count:
+            self.errors.add(max(self._late_ns, 0), count)
+
+    def fold(self) -> None:
+        """Put what was counted since the last time into its digests; now and then, in any turn."""
+        self.backlog.fold()
+        self.errors.fold()
 
     def forget(self) -> None:
         """Begin to count anew."""
         self.backlog.clear()
         self.errors.clear()
         self.unstamped = 0
+
+    def receive(
+        self, ancillary: list[tuple[int, int, bytes]], read_ns: int, not_before_ns: int
+    ) -> tuple[int, bool]:
+        """`receive_ns` of recvmsg's ancillary data, without more calls where all is well."""
+        if len(ancillary) == 1 and read_ns >= self._distrust_until_ns:
+            level, kind, data = ancillary[0]
+            if kind == SO_TIMESTAMPNS and level == _LEVEL and len(data) == _TIMESPEC.size:
+                seconds, nanoseconds = _TIMESPEC.unpack(data)
+                stamp = seconds * 1_000_000_000 + nanoseconds - self._offset_ns
+                if not_before_ns <= stamp <= read_ns:
+                    return stamp, True
+        return self.receive_ns(realtime_stamp(ancillary), read_ns, not_before_ns)
 
     def receive_ns(
         self, stamp_real_ns: int | None, read_ns: int, not_before_ns: int

@@ -16,11 +16,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ridgeline.domain.errors import RunFailed
-from ridgeline.domain.records import RecordSink, RequestRecord
+from ridgeline.domain.records import RecordSink
+from ridgeline.domain.rows import MISSING, RequestRows
 from ridgeline.domain.run import LiveFigures, Watch
 from ridgeline.domain.steadystate import onset_of
-from ridgeline.load.driver import DriveResult, Drove, Job, drive, result_of, steady_event
-from ridgeline.load.line import Line, Message, unpacked
+from ridgeline.load.driver import drive
+from ridgeline.load.job import Job
+from ridgeline.load.line import Line, Message
+from ridgeline.load.outcome import DriveResult, Drove, result_of, steady_event
 from ridgeline.load.traffic import Share
 
 LOOK_S = 0.05  # how often the user's wish to stop is looked for
@@ -193,9 +196,8 @@ class Crew:
 
     def _take(self, member: _Member, message: Message) -> None:
         kind = message[0]
-        if kind == "records":
-            for row in message[1]:
-                self._take_record(unpacked(row))
+        if kind == "rows":
+            self._take_rows(message[1])
         elif kind == "sent":
             self._sent.append(message[1])
             if len(self._sent) == self._wanted:
@@ -218,10 +220,12 @@ class Crew:
             if member.drove.faults:  # the server is gone: the others need not find out, too
                 self._end(member.drove.zero_ns + member.drove.window.end_ns)
 
-    def _take_record(self, record: RequestRecord) -> None:
-        if self._onset is not None and record.sent_ns is not None and record.end_ns is not None:
-            self._onset.ended((record.end_ns - record.sent_ns) / 1e9)
-        self._sink.request(record)
+    def _take_rows(self, rows: RequestRows) -> None:
+        if self._onset is not None:
+            sent, end = rows.column("sent_ns"), rows.column("end_ns")
+            for stay_ns in (end - sent)[(sent != MISSING) & (end != MISSING)].tolist():
+                self._onset.ended(stay_ns / 1e9)
+        self._sink.rows(rows)
 
     def _look(self) -> None:
         """Open the window for all once they are steady together."""

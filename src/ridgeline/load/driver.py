@@ -3,153 +3,35 @@
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Iterator
+from dataclasses import replace
 
 from ridgeline.domain.errors import EndpointError
 from ridgeline.domain.records import RecordSink, RunEvent
 from ridgeline.domain.routing import Router
-from ridgeline.domain.run import STALLED, ClientCheck, Warmup, Watch, Window
-from ridgeline.domain.steadystate import STEADY, onset_of
-from ridgeline.load.check import CheckFigures, SelfCheck, pooled
+from ridgeline.domain.rows import ROW_BYTES, RowsBuilder
+from ridgeline.domain.run import STALLED, Warmup, Watch, Window
+from ridgeline.load.check import SelfCheck
 from ridgeline.load.clock import KernelClock
-from ridgeline.load.http import Connection, Site
+from ridgeline.load.http import Connection
+from ridgeline.load.job import Job
 from ridgeline.load.limits import ensure_open_files
 from ridgeline.load.live import LiveView
 from ridgeline.load.loop import Loop
+from ridgeline.load.meeting import Alone, Meeting
+from ridgeline.load.outcome import DriveResult, Drove, result_of, steady_event
 from ridgeline.load.pool import Pool
 from ridgeline.load.request import InFlight
 from ridgeline.load.scheduling import short_slices
 from ridgeline.load.stall import StallWatch
-from ridgeline.load.traffic import WHOLE, Launch, Share, traffic_of
-from ridgeline.workload.schedule import PlannedRequest, Schedule
+from ridgeline.load.traffic import NOTHING, Launch, traffic_of
 
 SWEEP_NS = 50_000_000
 LIVE_NS = 500_000_000
 FAILED_PAUSE_NS = 100_000_000  # a user whose request failed begins the next no sooner than this
 RARE_COLLECTIONS = 20_000  # new objects until the collector looks: the client makes no cycles
 DEAD_NS = 10_000_000_000  # no connection for so long, and none in use: the server is gone
-
-# (request of the schedule, a number that no other request of the run has, index of the site)
-# -> the bytes of the HTTP request, in pieces
-MakeRequest = Callable[[PlannedRequest, int, int], list[bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Time-outs in ns; None = no limit. grace: how long requests are followed after the window."""
-
-    connect_ns: int
-    first_ns: int | None
-    gap_ns: int | None
-    total_ns: int | None
-    grace_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to drive: a schedule (`share` of it), where to, and within which limits.
-
-    With several sites the requests are spread over them by `routing`; several workers each see
-    their own. `hide` is a secret that must not appear in failure details.
-    """
-
-    schedule: Schedule
-    sites: Sequence[Site]
-    make_request: MakeRequest
-    limits: Limits
-    hide: str | None = None
-    share: Share = WHOLE
-    routing: str = "round-robin"
-
-
-class Meeting(Protocol):
-    """Where those that drive one run together agree. Implementations: `Alone`; a worker's line."""
-
-    def zero(
-        self, loop: Loop, open_window: Callable[[int], None], end: Callable[[int], None]
-    ) -> int:
-        """All are connected: the run's zero (monotonic ns), the same for all.
-
-        Later, in the loop, `open_window(at_ns)` may be called with the time from zero at which the
-        window begins, and `end(at_ns)` with the (monotonic) time at which it was over.
-        """
-
-    def sent_inside(self, sent_ns: int) -> int | None:
-        """A request of the window was sent; the window's end when that was the last one wanted."""
-
-    def steady(self, elapsed_ns: int, chunks: int, in_flight: int) -> bool:
-        """True when the run is steady now; asked while an automatic warm-up goes on.
-
-        chunks: that have come since zero. False also where another decides it.
-        """
-
-    def ended(self, stay_s: float) -> None:
-        """A request of the warm-up has ended, after so long."""
-
-
-class Alone:
-    """The meeting of one, who counts and looks for itself."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._left = schedule.workload.requests
-        self._onset = onset_of(schedule.workload, schedule.user_start_ns)
-
-    def zero(
-        self, loop: Loop, open_window: Callable[[int], None], end: Callable[[int], None]
-    ) -> int:
-        """Now, nearly."""
-        return time.monotonic_ns() + 1_000_000
-
-    def steady(self, elapsed_ns: int, chunks: int, in_flight: int) -> bool:
-        """What the onset says, as often as it wants to look."""
-        onset = self._onset
-        if onset is None or elapsed_ns < onset.next_s * 1e9:
-            return False
-        return onset.look(chunks, in_flight)
-
-    def ended(self, stay_s: float) -> None:
-        """Tell the onset."""
-        if self._onset is not None:
-            self._onset.ended(stay_s)
-
-    def sent_inside(self, sent_ns: int) -> int | None:
-        """Count it."""
-        if self._left is None:
-            return None
-        self._left -= 1
-        return sent_ns + 1 if self._left == 0 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Drove:
-    """What one driver leaves besides its records; see `DriveResult`."""
-
-    zero_ns: int
-    window: Window
-    check: CheckFigures
-    interrupted: bool
-    notes: tuple[str, ...]
-    faults: tuple[str, ...]
-    warmup: Warmup | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DriveResult:
-    """What a drive leaves besides its records. Times in ns from the run's zero.
-
-    zero_ns: the run's zero on the monotonic clock. faults: what happened to the server that leaves
-    the figures without meaning. warmup: how the window's start was found, None when it was fixed.
-    """
-
-    zero_ns: int
-    window: Window
-    client: ClientCheck
-    interrupted: bool
-    notes: tuple[str, ...]
-    faults: tuple[str, ...] = ()
-    warmup: Warmup | None = None
+MOST_ROWS = 256  # ended requests that are handed in at once, without waiting for the sweep
 
 
 class Driver:
@@ -172,7 +54,7 @@ class Driver:
         self._pools = [
             Pool(self._loop, self._clock, site, limits.connect_ns, self._on_sent) for site in sites
         ]
-        self._router = Router(job.routing, len(sites))
+        self._router = Router(job.routing, len(sites)) if len(sites) > 1 else None
         self._traffic = traffic_of(schedule, share)
         workload = schedule.workload
         self._start_ns = round(workload.warmup_s * 1e9)  # of the window, from zero
@@ -186,6 +68,12 @@ class Driver:
         self._notes: list[str] = []
         self._faults: list[str] = []
         self._in_flight: dict[int, InFlight] = {}
+        self._rows = RowsBuilder()
+        self._full = MOST_ROWS * ROW_BYTES
+        self._names = [kind.name for kind in workload.classes]
+        self._counted = workload.requests is not None
+        self._looking = workload.warmup_auto
+        self._talks = schedule.sessions is not None
         self._index, self._step = share.index, share.of  # no two workers give the same number
         self._deadline_ns = 0
         self._last_good_ns = 0
@@ -199,6 +87,11 @@ class Driver:
                 self._begin()
                 self._loop.run()
                 self._check.finish()
+            self._hand_in()
+        except BaseException:
+            with contextlib.suppress(Exception):  # what is measured is kept, if it can be
+                self._hand_in()
+            raise
         finally:
             for pool in self._pools:
                 pool.close()
@@ -260,7 +153,7 @@ class Driver:
 
     def _begin(self) -> None:
         """Set zero and put everything that has a fixed time into the timers."""
-        self._zero_ns = self._last_good_ns = self._meeting.zero(
+        self._zero_ns = self._last_good_ns = self._rows.zero_ns = self._meeting.zero(
             self._loop, self._move_window, self._over
         )
         self._loop.call_at(self._zero_ns + self._start_ns, self._open_window)
@@ -312,7 +205,8 @@ class Driver:
         for request in list(self._in_flight.values()):
             if request.sent_ns is None and self._pools[request.target].forget(request):
                 del self._in_flight[request.index]
-                self._router.ended(request.target)
+                if self._router is not None:
+                    self._router.ended(request.target)
         self._end_early(at_ns)
 
     def _end_early(self, at_ns: int) -> None:
@@ -340,72 +234,80 @@ class Driver:
 
     def _launch(self, launch: Launch) -> None:
         """Start one request; what waited for a slot goes out after the window too."""
-        waited = launch.ready_ns is not None and launch.ready_ns > launch.intended_ns
-        if self._offering or waited:
+        if self._offering or (launch.ready_ns is not None and launch.ready_ns > launch.intended_ns):
             self._start(launch)
 
     def _start(self, launch: Launch, *, send: bool = True) -> None:
-        prefix = launch.planned.prefix
-        target = self._router.choose(prefix[0].key if prefix else None)
-        request = InFlight(
-            index=self._index,
-            target=target,
-            launch=launch,
-            parts=self._make_request(launch.planned, launch.identity, target),
-            ended=self._ended,
-            again=self._pools[target].retry,
-            arrived=self._clock.note_chunks,
-        )
-        self._index += self._step
-        self._in_flight[request.index] = request
+        target = 0
+        if self._router is not None:
+            prefix = launch.planned.prefix
+            target = self._router.choose(prefix[0].key if prefix else None)
+        pool, index = self._pools[target], self._index
+        parts = self._make_request(launch.planned, launch.identity, target)
+        request = InFlight(index, target, launch, parts, ended=self._ended, again=pool.retry)
+        self._index = index + self._step
+        self._in_flight[index] = request
         if send:
-            self._pools[target].dispatch(request)
+            pool.dispatch(request)
 
     def _on_sent(self, request: InFlight) -> None:
-        assert request.sent_ns is not None
+        sent_ns = request.sent_ns
+        assert sent_ns is not None
         if request.retries:
             return  # counted when it was sent first
         self._live.sent += 1
-        if not self._offering or request.sent_ns < self._zero_ns + self._start_ns:
+        if not self._offering or sent_ns < self._zero_ns + self._start_ns:
             return
-        self._check.sent(request.sent_ns - request.ready_ns)
-        over_ns = self._meeting.sent_inside(request.sent_ns)
-        if over_ns is not None:
-            self._over(over_ns)
+        launch = request.launch
+        ready_ns = launch.ready_ns
+        self._check.sent(sent_ns - (launch.intended_ns if ready_ns is None else ready_ns))
+        if self._counted:
+            over_ns = self._meeting.sent_inside(sent_ns)
+            if over_ns is not None:
+                self._over(over_ns)
 
     def _ended(self, request: InFlight, connection: Connection | None) -> None:
-        """Write the record, free the connection, let the user go on."""
-        end_ns = request.end_ns
+        """Note what it was, free the connection, let the user go on."""
+        end_ns, failed = request.end_ns, request.failure is not None
         assert end_ns is not None
         del self._in_flight[request.index]
-        self._router.ended(request.target)
+        several = self._router is not None
+        if self._router is not None:
+            self._router.ended(request.target)
         kind = request.launch.planned.traffic_class
-        record = request.record(
-            self._zero_ns,
-            several=len(self._pools) > 1,
-            hide=self._hide,
-            name=None if kind is None else self._schedule.workload.classes[kind].name,
-        )
-        self._sink.request(record)
-        self._live.ended(record, len(request.reply.stamps))
-        if not self._opened and request.sent_ns is not None:
+        name = None if kind is None else self._names[kind]
+        rows = self._rows
+        request.write(rows, self._hide, several=several, name=name)
+        if self._looking and not self._opened and request.sent_ns is not None:
             self._meeting.ended((end_ns - request.sent_ns) / 1e9)
         if connection is not None:
             self._pools[request.target].release(connection)
         if request.failure != "connect":
             self._last_good_ns = end_ns
         not_before_ns = 0
-        if request.failure is not None:
+        if failed:
             began_ns = request.sent_ns if request.sent_ns is not None else end_ns
             not_before_ns = began_ns + FAILED_PAUSE_NS
-        self._traffic.ended(request.launch, end_ns, not_before_ns, request.heard())
+        heard = request.heard() if self._talks else NOTHING
+        self._traffic.ended(request.launch, end_ns, not_before_ns, heard)
+        if len(rows.numbers) >= self._full:
+            self._hand_in()
         if not self._offering and not self._in_flight and not self._traffic.waiting:
             self._loop.stop()
+
+    def _hand_in(self) -> None:
+        """Give the ended requests to the sink and to the live view."""
+        if len(self._rows):
+            rows = self._rows.take()
+            self._live.ended(rows)
+            self._sink.rows(rows)
 
     # -- twenty times and twice a second
 
     def _sweep(self) -> None:
         now = time.monotonic_ns()
+        self._hand_in()
+        self._check.fold()
         self._look(now - self._zero_ns)
         for pool in self._pools:
             pool.sweep(now)
@@ -462,6 +364,7 @@ class Driver:
 
     def _tick(self) -> None:
         now = time.monotonic_ns()
+        self._hand_in()
         elapsed_ns = now - self._zero_ns
         phase = "draining"
         if self._offering:
@@ -474,35 +377,6 @@ class Driver:
 def drive(job: Job, sink: RecordSink, watch: Watch) -> DriveResult:
     """Drive a job in this process; see `Driver`."""
     return result_of([Driver(job, sink=sink, watch=watch).run()])
-
-
-def result_of(parts: Sequence[Drove], client_faults: tuple[str, ...] = ()) -> DriveResult:
-    """What a run leaves, from what each of its drivers left. The window ends with the first."""
-    windows = [part.window for part in parts]
-    end_ns = min(window.end_ns for window in windows)
-    start_ns = min(end_ns, *(window.start_ns for window in windows))
-    notes = dict.fromkeys(note for part in parts for note in part.notes)
-    faults = dict.fromkeys(fault for part in parts for fault in part.faults)
-    return DriveResult(
-        parts[0].zero_ns,
-        Window(start_ns, end_ns),
-        pooled([part.check for part in parts], client_faults),
-        any(part.interrupted for part in parts),
-        tuple(notes),
-        tuple(faults),
-        _common_warmup([part.warmup for part in parts], Window(start_ns, end_ns)),
-    )
-
-
-def _common_warmup(parts: Sequence[Warmup | None], window: Window) -> Warmup | None:
-    """The warm-up of all: they were told of the same moment, and share the window."""
-    known = [part for part in parts if part is not None]
-    return replace(known[0], offered=window) if known else None
-
-
-def steady_event(elapsed_ns: int) -> RunEvent:
-    """What is told when a run has become steady."""
-    return RunEvent(elapsed_ns, STEADY, f"the window opens after {elapsed_ns / 1e9:.1f} s")
 
 
 @contextlib.contextmanager

@@ -7,14 +7,14 @@ import errno
 import os
 import socket
 import ssl
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Any, Protocol
 
 import httptools
 
-from ridgeline.load.clock import ANCILLARY_BYTES, KernelClock, ask_for_stamps, realtime_stamp
+from ridgeline.load.clock import ANCILLARY_BYTES, KernelClock, ask_for_stamps
 from ridgeline.load.loop import READ, WRITE, Loop
 from ridgeline.load.tls import Tls
 
@@ -46,14 +46,31 @@ class Site:
     tls: ssl.SSLContext | None = None
 
 
-class Exchange(Protocol):
-    """A request on its way, as its connection sees it. Times are monotonic ns."""
+class Answer(Protocol):
+    """What takes a reply."""
 
-    def on_head(self, status: int, content_type: str) -> None:
+    def head(self, status: int, content_type: str) -> None:
         """The reply's head has come."""
 
-    def on_body(self, block: bytes, stamp_ns: int, kernel: bool) -> bool:
-        """All body bytes of one read; False: give up and close the connection."""
+    def body(self, block: bytes, stamp_ns: int, kernel: bool) -> int:
+        """All body bytes of one read; how many content chunks came with it.
+
+        Below 0 it is ~count: give up and close the connection.
+        """
+
+
+class Exchange(Protocol):
+    """A request on its way, as its connection sees it. Times are monotonic ns.
+
+    `parts` are its bytes; they are let go when the reply's head is there, because a long prompt
+    need not live as long as its reply.
+    """
+
+    parts: Sequence[bytes]
+
+    @property
+    def reply(self) -> Answer:
+        """What takes its reply."""
 
     def on_end(self, connection: "Connection", at_ns: int, problem: str | None) -> None:
         """The reply is complete (problem None), or nothing more will come, and why."""
@@ -109,7 +126,7 @@ class Connection:
 
     def start(self) -> None:
         """Begin to connect; the owner hears of the outcome, never within this call."""
-        self.started_ns = time.monotonic_ns()
+        self.started_ns = monotonic_ns()
         try:
             self._sock = socket.socket(self.site.family, socket.SOCK_STREAM)
         except OSError as error:
@@ -159,7 +176,7 @@ class Connection:
             self._ready()
 
     def _ready(self) -> None:
-        self.connect_ns = time.monotonic_ns() - self.started_ns
+        self.connect_ns = monotonic_ns() - self.started_ns
         self.state = IDLE
         self._owner.on_ready(self)
 
@@ -171,14 +188,12 @@ class Connection:
         self._exchange, self.state = exchange, BUSY
         self._reset_reply()
         self.answered = self.stale = False
-        self._sent_ns = 0
-        size = sum(map(len, parts))
         if self._tls is not None:
             parts = [self._tls.encrypt(b"".join(parts))]
-            size = len(parts[0])
-        elif size <= JOIN_BYTES:
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        if size <= JOIN_BYTES and len(parts) > 1:
             parts = [b"".join(parts)]
-        self._floor_ns = self._sent_ns = sent_ns = time.monotonic_ns()
+        self._floor_ns = self._sent_ns = sent_ns = monotonic_ns()
         try:
             gone = self._sock.send(parts[0]) if len(parts) == 1 else self._sock.sendmsg(parts)
         except BlockingIOError:
@@ -213,12 +228,11 @@ class Connection:
         if self.state == CONNECTING:
             self._connected()
             return
-        if bits & WRITE and self._out:
-            self._flush()
-        if bits & ~WRITE:
-            self._read()
-
-    def _read(self) -> None:
+        if bits & WRITE:
+            if self._out:
+                self._flush()
+            if not bits & ~WRITE:
+                return
         try:
             data, ancillary, _, _ = self._sock.recvmsg(READ_BYTES, self._ancillary_bytes)
         except BlockingIOError:
@@ -226,25 +240,14 @@ class Connection:
         except OSError as error:
             self._gone(os.strerror(error.errno or 0))
             return
-        read_ns = time.monotonic_ns()
+        read_ns = monotonic_ns()
         if not data:
             self._gone("closed by the server")
             return
-        stamp_ns, kernel = self._clock.receive_ns(
-            realtime_stamp(ancillary), read_ns, self._floor_ns
-        )
+        stamp_ns, kernel = self._clock.receive(ancillary, read_ns, self._floor_ns)
         self._floor_ns = stamp_ns
         if self._tls is not None:
-            if self.state == HANDSHAKE:
-                self._shake(data)
-                return
-            try:
-                data, out = self._tls.decrypt(data)
-            except ssl.SSLError as error:
-                self._gone(f"TLS: {error.reason or error}")
-                return
-            if out:
-                self._write(out)
+            data = self._decrypted(data)
             if not data:
                 return
         if self.state == BUSY:
@@ -252,6 +255,21 @@ class Connection:
             self._feed(data, stamp_ns, kernel)
         else:
             self._gone("unasked bytes from the server")
+
+    def _decrypted(self, data: bytes) -> bytes:
+        """What a read holds for HTTP; nothing while it belongs to TLS itself."""
+        assert self._tls is not None
+        if self.state == HANDSHAKE:
+            self._shake(data)
+            return b""
+        try:
+            data, out = self._tls.decrypt(data)
+        except ssl.SSLError as error:
+            self._gone(f"TLS: {error.reason or error}")
+            return b""
+        if out:
+            self._write(out)
+        return data
 
     def _feed(self, data: bytes, stamp_ns: int, kernel: bool) -> None:
         exchange = self._exchange
@@ -263,21 +281,29 @@ class Connection:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             problem = f"not HTTP: {error}"
-        if self._status is not None and not had_head:
-            exchange.on_head(self._status, self._content_type)
+        if not had_head and self._status is not None:
+            exchange.parts = ()
+            exchange.reply.head(self._status, self._content_type)
         pieces = self._pieces
         if pieces:
             if self._body_end is not None:
                 del pieces[self._body_end :]
             block = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
-            if not exchange.on_body(block, stamp_ns, kernel) and not self._complete:
-                self._end(stamp_ns, "given up")
-                return
+            count = exchange.reply.body(block, stamp_ns, kernel)
+            if count:
+                self._clock.note_chunks(count if count > 0 else ~count)
+                if count < 0 and not self._complete:
+                    self._end(stamp_ns, "given up")
+                    return
         if self._complete:
             self.served += 1
             # what follows a complete reply unasked cannot belong to the next one
-            self.reusable = self.reusable and not (problem or self._surplus or self._out)
+            if self.reusable and not (problem or self._surplus or self._out):
+                self._exchange, self.state = None, IDLE
+                exchange.on_end(self, stamp_ns, None)
+                return
+            self.reusable = False
             self._end(stamp_ns, None)
         elif problem:
             self._end(stamp_ns, problem)
@@ -292,7 +318,7 @@ class Connection:
                 # the news of it came after the loop last looked, and no later than now
                 waited_ns = self._loop.since_ns - self._sent_ns
                 self.stale = waited_ns <= STALE_NS + min(self.connect_ns, LONGEST_TRIP_NS)
-            self._end(time.monotonic_ns(), None if whole else reason)
+            self._end(monotonic_ns(), None if whole else reason)
         elif self.state == IDLE:
             self.close()
             self._owner.on_idle_closed(self)

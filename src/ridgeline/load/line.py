@@ -9,15 +9,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
-from ridgeline.domain.records import RequestRecord
-
 _LENGTH = struct.Struct("<Q")
 _BUFFER_BYTES = 4 << 20  # a busy other end must not hold this one up
-_FIELDS = tuple(
-    name for name in RequestRecord.__slots__ if name not in ("chunk_ns", "chunk_shared")
-)
 
 Message = tuple[Any, ...]  # its kind, then what belongs to it
 
@@ -106,23 +99,3 @@ class Line:
         """Close this end."""
         self.closed = True
         self.sock.close()
-
-
-def packed(record: RequestRecord) -> Message:
-    """A record as plain values, which are pickled far faster than the record."""
-    stamps, shared = record.chunk_ns, record.chunk_shared
-    return (
-        *(getattr(record, name) for name in _FIELDS),
-        None if stamps is None else stamps.tobytes(),
-        None if shared is None else shared.tobytes(),
-    )
-
-
-def unpacked(row: Message) -> RequestRecord:
-    """Undo `packed`."""
-    *values, stamps, shared = row
-    return RequestRecord(
-        **dict(zip(_FIELDS, values, strict=True)),
-        chunk_ns=None if stamps is None else np.frombuffer(stamps, dtype=np.int64),
-        chunk_shared=None if shared is None else np.frombuffer(shared, dtype=np.bool_),
-    )

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from ridgeline.domain.records import RequestRecord
+from ridgeline.domain.rows import MISSING, RequestRows
 from ridgeline.domain.run import LiveFigures
 
 RECENT_REQUESTS = 512
@@ -22,17 +22,18 @@ class LiveView:
         self._counted_tokens = 0
         self._history: deque[tuple[int, int]] = deque()  # (elapsed ns, chunks until then)
 
-    def ended(self, record: RequestRecord, chunks: int) -> None:
-        """Take an ended request."""
-        self.chunks_ended += chunks
-        if record.failure is not None:
-            self.failed += 1
-            return
-        if record.first_ns is not None and record.sent_ns is not None:
-            self._ttft_ns.append(record.first_ns - record.sent_ns)
-        if record.output_tokens is not None:
-            self._counted_chunks += chunks
-            self._counted_tokens += record.output_tokens
+    def ended(self, rows: RequestRows) -> None:
+        """Take ended requests."""
+        self.chunks_ended += int(rows.chunks.sum())
+        good = rows.succeeded
+        self.failed += len(rows) - int(good.sum())
+        first, sent = rows.column("first_ns"), rows.column("sent_ns")
+        seen = good & (first != MISSING) & (sent != MISSING)
+        self._ttft_ns.extend((first - sent)[seen][-RECENT_REQUESTS:].tolist())
+        tokens = rows.column("output_tokens")
+        counted = good & (tokens != MISSING)
+        self._counted_chunks += int(rows.chunks[counted].sum())
+        self._counted_tokens += int(tokens[counted].sum())
 
     def figures(
         self, elapsed_ns: int, phase: str, chunks_in_flight: int, in_flight: int

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from ridgeline.load.http import JOIN_BYTES
 from ridgeline.workload.schedule import PlannedRequest
 
 
@@ -14,7 +15,7 @@ class MakesBodies(Protocol):
 
 
 class RequestMaker:
-    """Makes the requests of one run; a `driver.MakeRequest`.
+    """Makes the requests of one run; a `job.MakeRequest`.
 
     `heads[target]` is a request's head up to the value of Content-Length. It can be pickled (with
     bodies that can), so that workers make their requests themselves.
@@ -24,6 +25,8 @@ class RequestMaker:
         self._bodies, self._heads = bodies, heads
 
     def __call__(self, planned: PlannedRequest, identity: int, target: int) -> list[bytes]:
-        """One request in pieces."""
+        """One request, in pieces when it is long."""
         body = self._bodies.parts(planned, identity)
-        return [b"%b%d\r\n\r\n" % (self._heads[target], sum(map(len, body))), *body]
+        size = sum(map(len, body))
+        head = b"%b%d\r\n\r\n" % (self._heads[target], size)
+        return [b"".join((head, *body))] if size <= JOIN_BYTES else [head, *body]

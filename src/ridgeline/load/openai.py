@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ridgeline.domain.rows import MISSING
 from ridgeline.load.sse import BadStream
 
 ENDPOINTS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -40,13 +41,12 @@ class RequestForm:
         before, after = json.dumps(body).split(json.dumps(_MARK))
         self._before = before.encode()
         self._after = after[:-1].encode() + b', "max_tokens": '
-        self._open, self._close = (
-            (b'[{"role": "user", "content": "', b'"}]') if chat else (b'"', b'"')
-        )
+        begin, end = (b'[{"role": "user", "content": "', b'"}]') if chat else (b'"', b'"')
+        self._to_text, self._from_text = self._before + begin, end + self._after
 
     def parts(self, text: bytes, max_tokens: int) -> list[bytes]:
         """The body for one text, in pieces to be sent one after another."""
-        return self.payload([self._open, text, self._close], max_tokens)
+        return [self._to_text, text, b"%b%d}" % (self._from_text, max_tokens)]
 
     def payload(self, value: Sequence[bytes], max_tokens: int) -> list[bytes]:
         """The body for a value of `messages` or `prompt` that is JSON already, in pieces."""
@@ -61,6 +61,16 @@ class Usage:
     completion_tokens: int | None
     cached_tokens: int | None
 
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """All three for `domain.rows`: MISSING for what was not reported."""
+        prompt, output, cached = self.prompt_tokens, self.completion_tokens, self.cached_tokens
+        return (
+            MISSING if prompt is None else prompt,
+            MISSING if output is None else output,
+            MISSING if cached is None else cached,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -68,7 +78,7 @@ class Event:
 
     content: it carries something to read (text, reasoning or a tool call). answer: text or a tool
     call. done: the end marker. ends: it says more than text (how the reply ends, usage, an error).
-    text: what it adds to the answer's text.
+    says: any of these. text: what it adds to the answer's text.
     """
 
     content: bool = False
@@ -79,26 +89,30 @@ class Event:
     done: bool = False
     text: str = ""
     ends: bool = field(init=False)
+    says: bool = field(init=False)
 
     def __post_init__(self) -> None:
         said = (self.finish_reason, self.usage, self.error)
-        object.__setattr__(self, "ends", self.done or any(part is not None for part in said))
+        ends = self.done or any(part is not None for part in said)
+        object.__setattr__(self, "ends", ends)
+        object.__setattr__(self, "says", ends or self.content)
 
 
 _DONE = Event(done=True)
-_ID = re.compile(rb'\{"id": ?"[!#-\[\]-~]*"')
+DATA = b"data: "
+_ID = re.compile(rb'data: \{"id": ?"[!#-\[\]-~]*"')
 _KEPT_EVENTS = 2048
 _KEPT_EVENT_BYTES = 600
-_after_id: dict[bytes, Event] = {}
+after_id: dict[bytes, Event] = {}  # what stands after a reply's id -> what it says
 _whole: dict[bytes, Event] = {}
 
 
-def leading_id(data: bytes) -> bytes:
-    """The beginning of an event up to the end of its reply's id, b"" when it begins otherwise.
+def leading_id(line: bytes) -> bytes:
+    """The beginning of an event's line up to the end of its reply's id; b"" when it has none.
 
     The id says nothing about the event, and is the same in all events of a reply.
     """
-    start = _ID.match(data)
+    start = _ID.match(line)
     return b"" if start is None else start.group()
 
 
@@ -106,14 +120,14 @@ def known_event(data: bytes, skip: int) -> Event:
     """`read_event`, with a memory for events that have been seen.
 
     Most events of a run differ in their reply's id only: what stands after the first `skip` bytes,
-    those of `leading_id`, is the key.
+    those of `leading_id` without DATA, is the key.
     """
-    known = _after_id if skip else _whole  # what follows an id means nothing without one
+    known = after_id if skip else _whole  # what follows an id means nothing without one
     key = data[skip:]
     event = known.get(key)
     if event is None:
         event = read_event(data)
-        if len(key) <= _KEPT_EVENT_BYTES:
+        if len(key) <= _KEPT_EVENT_BYTES and b"\n" not in key:  # a key is one line of a stream
             if len(known) >= _KEPT_EVENTS:
                 known.clear()
             known[key] = event

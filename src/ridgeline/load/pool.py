@@ -89,9 +89,9 @@ class Pool:
             self._all.discard(connection)
             return False
         request.connection, request.kept = connection, kept
+        request.connect_ns = connection.connect_ns if first_use else 0
         if request.sent_ns is None:
             request.sent_ns = sent_ns
-        request.connect_ns = connection.connect_ns if first_use else 0
         self._on_sent(request)
         return True
 
@@ -108,6 +108,9 @@ class Pool:
         """Take a connection back after a reply, or after its end."""
         if connection.served > 1:
             self._reused = True
+        if connection.state == IDLE and self._reuse and not self._waiting and not self._again:
+            self._idle.append(connection)
+            return
         if connection.state == IDLE and connection.served and not self._reuse:
             connection.close()
             self.open(1)

@@ -4,7 +4,7 @@ import re
 from array import array
 from functools import lru_cache
 
-from ridgeline.load.openai import Event, Usage, known_event, leading_id, reply_text
+from ridgeline.load.openai import DATA, Event, Usage, after_id, known_event, leading_id, reply_text
 from ridgeline.load.sse import BadStream, SseSplitter, payload_of
 
 _KEPT_BYTES = 1 << 14  # of a body that is not a stream, for its message
@@ -12,6 +12,14 @@ _KEPT_BYTES = 1 << 14  # of a body that is not a stream, for its message
 # Possessive, because texts of a megabyte must not make it backtrack.
 _TEXT = re.compile(rb'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))++')
 _TEXT_KEYS = (b'"content":"', b'"text":"', b'"content": "', b'"text": "')
+
+_FEW = 8  # events of a read that are looked at one by one before the form of a stream is known
+_END = b"\n\ndata: [DONE]\n\n"
+_KEPT_REPLIES, _KEPT_REPLY_BYTES = 256, 4096
+# a whole reply without its id -> chunks, events, whether it answers, usage, finish reason, end
+_whole_replies: dict[bytes, tuple[int, int, bool, Usage | None, str | None, bool]] = {}
+_NO_GOOD_END = (None, "error", "abort")
+_GOOD = None, None
 
 
 def _is_text(data: bytes) -> bool:
@@ -59,16 +67,18 @@ class Reply:
     _events = 0
     _parsed = 0
     _prefix: bytes | None = None
-    _suffix = _ending = _joint = _id = b""
+    _suffix = _ending = _joint = b""
+    _begin = b""  # of this reply's events, up to the end of its id
 
     _pieces: list[str] | None = None
+
+    _splitter: SseSplitter | None = None  # once a read does not end with an event
 
     def __init__(self, *, keep_text: bool = False) -> None:
         if keep_text:
             self._pieces = []
         self.stamps = array("q")
         self.shared = bytearray()
-        self._splitter = SseSplitter()
 
     @property
     def text(self) -> str | None:
@@ -80,28 +90,117 @@ class Reply:
         self.status, self.content_type = status, _media_type(content_type)
         self._stream = status == 200 and self.content_type not in ("text/html", "application/json")
 
-    def body(self, block: bytes, stamp_ns: int, kernel: bool) -> bool:
-        """Take the body bytes of one read; False when nothing after them can make it good."""
+    def body(self, block: bytes, stamp_ns: int, kernel: bool) -> int:
+        """Take the body bytes of one read; how many content chunks they have completed.
+
+        Below 0 it is ~count, and nothing after them can make the reply good.
+        """
+        first, before = not self._bytes, len(self.stamps)
         self._bytes += len(block)
-        self._read = stamp_ns, kernel
         if not self._stream:
             if len(self._body) < _KEPT_BYTES:
                 self._body += block[:_KEPT_BYTES]
-            return True
+            return 0
         try:
-            text = self._splitter.complete(block)
-            if text:
-                self._take(text, stamp_ns, kernel)
+            if first and block.endswith(_END) and self._take_whole(block, stamp_ns, kernel):
+                return len(self.stamps)
+            if (
+                self._splitter is None
+                and block.endswith(b"\n\n")
+                and b"\r" not in block
+                and (not first or block.startswith(DATA))
+            ):  # whole events
+                self._take(block, stamp_ns, kernel)
+            else:
+                self._split(block, stamp_ns, kernel, first=first)
         except BadStream as error:
             self._bad = str(error)
+            return ~(len(self.stamps) - before)
+        return len(self.stamps) - before
+
+    def _take_whole(self, block: bytes, stamp_ns: int, kernel: bool) -> bool:
+        """Take a reply that is whole in its first read; False when it is none.
+
+        Short answers of a fast server differ in their ids only: what one without its id has said,
+        every other says. A byte that stands in none of them marks where the id was, so that no
+        other text gives the same.
+        """
+        begin = leading_id(block)
+        if not begin or self._pieces is not None or b"\r" in block:
             return False
+        key = block.replace(begin, b"\r")
+        said = _whole_replies.get(key)
+        if said is None:
+            self._take(block, stamp_ns, kernel)  # what it raises is for `body`
+            if self.error is None and self._prefix is None and len(key) <= _KEPT_REPLY_BYTES:
+                if len(_whole_replies) >= _KEPT_REPLIES:
+                    _whole_replies.clear()
+                _whole_replies[key] = (
+                    len(self.stamps), self._events, self.first_answer_ns is not None,
+                    self.usage, self.finish_reason, self.done,
+                )  # fmt: skip
+            return True
+        content, self._events, answers, self.usage, self.finish_reason, self.done = said
+        self.event_ns = stamp_ns
+        if answers:
+            self.first_answer_ns = stamp_ns
+        if content:
+            self._count(content, stamp_ns, kernel)
         return True
+
+    def _split(self, block: bytes, stamp_ns: int, kernel: bool, *, first: bool) -> None:
+        """Take the events that a read completes, and keep the rest."""
+        if self._splitter is None:
+            self._splitter = SseSplitter(begun=not first)
+        self._read = stamp_ns, kernel
+        text = self._splitter.complete(block)
+        if text:
+            self._take(text, stamp_ns, kernel)
 
     def _take(self, text: bytes, stamp_ns: int, kernel: bool) -> None:
         """Count the content among complete events of one read."""
+        content, before = 0, self._events
+        if self._prefix is None:
+            *blocks, text = text.split(b"\n\n", _FEW)
+            content = self._take_each(blocks, stamp_ns)
+        if text:
+            content += self._take_runs(text, stamp_ns)
+        if self._events > before:
+            self.event_ns = stamp_ns
+        if content:
+            self._count(content, stamp_ns, kernel)
+
+    def _take_each(self, blocks: list[bytes], stamp_ns: int) -> int:
+        """Take events one by one; how many are content. Most have been seen in other replies."""
+        begin, content, events = self._begin, 0, 0
+        size, known = len(begin), after_id.get
+        for block in blocks:
+            if not size or not block.startswith(begin):
+                if block == b"data: [DONE]":
+                    events += 1
+                    self.done, self._prefix = True, None
+                    continue
+                begin = self._begin = leading_id(block)
+                size = len(begin)
+            event = known(block[size:]) if size and not self.done else None
+            if event is None:
+                if block:
+                    content += self._take_one(block, stamp_ns)
+                continue
+            events += 1
+            if event.says:
+                content += event.content
+                if event.answer:
+                    self._answer(event, block, stamp_ns)
+                if event.ends:
+                    self._note_end(event)
+        self._events += events
+        return content
+
+    def _take_runs(self, text: bytes, stamp_ns: int) -> int:
+        """Take the events of a stream whose form is known; how many are content."""
         content, place, length = 0, 0, len(text)
         runs = True
-        before = self._events
         while place < length:
             if runs and self._prefix is not None and text.startswith(self._prefix, place):
                 count, end = self._run(text, place)
@@ -120,14 +219,19 @@ class Reply:
                 self._events += 1
                 content += 1
             elif block:
-                content += self._take_one(block, stamp_ns)
-        if self._events > before:
-            self.event_ns = stamp_ns
-        if content:
+                content += self._take_each([block], stamp_ns)
+        return content
+
+    def _count(self, content: int, stamp_ns: int, kernel: bool) -> None:
+        """Note so many content chunks of one read."""
+        if content == 1:
+            self.stamps.append(stamp_ns)
+            self.shared.append(0)
+        else:
             self.stamps.extend(array("q", (stamp_ns,)) * content)
             self.shared += b"\0" + b"\1" * (content - 1)
-            if not kernel:
-                self.read_timed += content
+        if not kernel:
+            self.read_timed += content
 
     def _run(self, text: bytes, place: int) -> tuple[int, int]:
         """(content chunks, where they end) of a run of events that differ in their text only.
@@ -171,21 +275,23 @@ class Reply:
         self._events += 1
         if self.done:  # what follows the end marker is not part of the reply
             return False
-        begin = self._id
-        if not begin or not data.startswith(begin):
-            begin = self._id = leading_id(data)
-        event = known_event(data, len(begin))
+        begin = leading_id(block)
+        event = known_event(data, max(0, len(begin) - len(DATA)))
         if event.answer:
-            self._parsed += 1
-            if self.first_answer_ns is None:
-                self.first_answer_ns = stamp_ns
-            if self._pieces is not None:
-                self._pieces.append(event.text)
-            elif self._prefix is None and self._parsed > 1:
-                self._learn(event, block)
+            self._answer(event, block, stamp_ns)
         if event.ends:
             self._note_end(event)
         return event.content
+
+    def _answer(self, event: Event, block: bytes, stamp_ns: int) -> None:
+        """Take a piece of the answer."""
+        self._parsed += 1
+        if self.first_answer_ns is None:
+            self.first_answer_ns = stamp_ns
+        if self._pieces is not None:
+            self._pieces.append(event.text)
+        elif self._prefix is None and self._parsed > 1:
+            self._learn(event, block)
 
     def _note_end(self, event: Event) -> None:
         """Take what an event says besides text."""
@@ -223,6 +329,16 @@ class Reply:
 
         The order matters: what the server said comes before what its silence means.
         """
+        if (
+            problem is None
+            and self.done
+            and self._splitter is None
+            and self.finish_reason not in _NO_GOOD_END
+            and self.stamps
+            and self.error is None
+            and self._bad is None
+        ):
+            return _GOOD  # as nearly all: what the rest would find out, too
         if self.status is None:
             broken = problem is not None and problem.startswith("not HTTP")
             return ("bad_stream" if broken else "stream_cut"), f"no reply: {problem}"
@@ -257,7 +373,7 @@ class Reply:
 
     def _finish_events(self) -> None:
         """Take a last event without its blank line: the body was whole, so the line is."""
-        if self._splitter.empty:
+        if self._splitter is None or self._splitter.empty:
             return
         stamp_ns, kernel = self._read
         before = len(self.stamps)

@@ -1,11 +1,9 @@
-"""A request on its way, and the record it becomes."""
+"""A request on its way, and the row that it becomes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-import numpy as np
-
-from ridgeline.domain.records import RequestRecord
+from ridgeline.domain.rows import MISSING, ROW, RowsBuilder
 from ridgeline.domain.secrets import MASK
 from ridgeline.load.http import Connection
 from ridgeline.load.reply import Reply
@@ -17,12 +15,12 @@ DONE_WAIT_NS = 1_000_000_000  # how long the stream may stay open after its end 
 
 
 class InFlight:
-    """One request from its launch to its record. Implements `http.Exchange`. Times: monotonic ns.
+    """One request from its launch to its row. Implements `http.Exchange`. Times: monotonic ns.
 
-    `ended(request, connection)` is called once, when its record can be made; `again(request)`
+    `ended(request, connection)` is called once, when its row can be made; `again(request)`
     instead when its kept-alive connection had been closed before the request could reach the
     server: that says nothing about the server's work, and every HTTP client sends such a request
-    once more. `arrived(chunks)` is called for each read that brings content chunks.
+    once more.
     """
 
     connection: Connection | None = None
@@ -36,20 +34,19 @@ class InFlight:
 
     def __init__(
         self,
-        *,
         index: int,
         target: int,
         launch: Launch,
-        parts: list[bytes],
+        parts: Sequence[bytes],
+        *,
         ended: Callable[["InFlight", Connection | None], None],
         again: Callable[["InFlight"], None],
-        arrived: Callable[[int], None],
     ) -> None:
         self.index, self.launch = index, launch
         self.target = target  # index of its site
         self.parts = parts
         self.reply = Reply(keep_text=launch.planned.session is not None)
-        self._ended, self._again, self._arrived = ended, again, arrived
+        self._ended, self._again = ended, again
 
     @property
     def ready_ns(self) -> int:
@@ -68,20 +65,6 @@ class InFlight:
 
     # -- http.Exchange
 
-    def on_head(self, status: int, content_type: str) -> None:
-        """The reply's head has come."""
-        self.parts = []  # a long prompt need not live as long as its reply
-        self.reply.head(status, content_type)
-
-    def on_body(self, block: bytes, stamp_ns: int, kernel: bool) -> bool:
-        """Body bytes of one read."""
-        stamps = self.reply.stamps
-        before = len(stamps)
-        good = self.reply.body(block, stamp_ns, kernel)
-        if len(stamps) > before:
-            self._arrived(len(stamps) - before)
-        return good
-
     def on_end(self, connection: Connection, at_ns: int, problem: str | None) -> None:
         """The reply is complete, or nothing more will come."""
         if problem is not None and self.kept and connection.stale and not self.retries:
@@ -89,22 +72,18 @@ class InFlight:
             self._again(self)
             return
         self.failure, self.detail = self.reply.judge(problem)
-        self.end(at_ns, connection)
-
-    # -- ends that the client decides
-
-    def end(self, at_ns: int, connection: Connection | None) -> None:
-        """Hand the request back."""
         self.end_ns = at_ns
         self._ended(self, connection)
+
+    # -- ends that the client decides
 
     def give_up(self, at_ns: int, failure: str | None, detail: str | None) -> None:
         """End it from our side; its connection cannot be used again."""
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()
-        self.failure, self.detail = failure, detail
-        self.end(at_ns, connection)
+        self.failure, self.detail, self.end_ns = failure, detail, at_ns
+        self._ended(self, connection)
 
     def overdue(
         self, now_ns: int, first_ns: int | None, gap_ns: int | None, total_ns: int | None
@@ -131,54 +110,63 @@ class InFlight:
         chunks = len(self.reply.stamps)
         self.give_up(now_ns, failure, f"after {limit_ns / 1e9:g} s and {chunks} chunks")
 
-    def record(
-        self, zero_ns: int, *, several: bool, hide: str | None, name: str | None = None
-    ) -> RequestRecord:
-        """The record, with times from the run's zero.
+    def write(
+        self, rows: RowsBuilder, hide: str | None, *, several: bool, name: str | None
+    ) -> None:
+        """Put it into the rows of ended requests.
 
         several: there is more than one site. `hide` is a secret to keep out of texts. `name`: of
         its class of traffic.
         """
-        reply, usage = self.reply, self.reply.usage
-        stamps = reply.stamps
-        detail = None if self.detail is None else printable(self.detail)
-        if detail is not None and hide:
-            detail = detail.replace(hide, MASK)
-
-        def since(ns: int | None) -> int | None:
-            return None if ns is None else ns - zero_ns
-
-        launch, planned = self.launch, self.launch.planned
-        capped = launch.ready_ns is not None
-        return RequestRecord(
-            index=self.index,
-            user=launch.user,
-            intended_ns=launch.intended_ns - zero_ns,
-            sent_ns=since(self.sent_ns),
-            first_ns=stamps[0] - zero_ns if stamps else None,
-            last_ns=stamps[-1] - zero_ns if stamps else None,
-            end_ns=since(self.end_ns),
-            planned_prompt_tokens=planned.prompt_tokens,
-            planned_output_tokens=planned.output_tokens,
-            prompt_tokens=usage.prompt_tokens if usage else None,
-            output_tokens=usage.completion_tokens if usage else None,
-            cached_tokens=usage.cached_tokens if usage else None,
-            failure=self.failure,
-            failure_detail=detail,
-            finish_reason=None if reply.finish_reason is None else printable(reply.finish_reason),
-            http_status=reply.status,
-            connect_ns=self.connect_ns,
-            first_answer_ns=since(reply.first_answer_ns),
-            target=self.target if several else None,
-            retries=self.retries,
-            read_timed=reply.read_timed,
-            traffic_class=name,
-            cap_wait_ns=self.ready_ns - launch.intended_ns if capped else None,
-            session=None if planned.session is None else launch.number,
-            turn=None if planned.session is None else planned.turn,
-            chunk_ns=np.frombuffer(stamps, dtype=np.int64) - zero_ns,
-            chunk_shared=np.frombuffer(reply.shared, dtype=np.bool_),
+        launch, reply = self.launch, self.reply
+        planned, usage, stamps = launch.planned, reply.usage, reply.stamps
+        said = self.failure, self.detail, reply.finish_reason, name
+        place = rows.places.get(said)
+        if place is None:
+            place = rows.say(said, (self.failure, _shown(self.detail, hide),
+                                    _shown(reply.finish_reason, hide), name))  # fmt: skip
+        chunks, talks = len(stamps), planned.session is not None
+        sent_ns, end_ns, answer_ns = self.sent_ns, self.end_ns, reply.first_answer_ns
+        ready_ns, user, status = launch.ready_ns, launch.user, reply.status
+        prompt, output, cached = _UNCOUNTED if usage is None else usage.numbers
+        rows.numbers += ROW(  # in the order of ROW_NUMBERS
+            self.index,
+            MISSING if user is None else user,
+            launch.intended_ns,
+            MISSING if sent_ns is None else sent_ns,
+            stamps[0] if chunks else MISSING,
+            stamps[-1] if chunks else MISSING,
+            MISSING if end_ns is None else end_ns,
+            planned.prompt_tokens,
+            planned.output_tokens,
+            prompt,
+            output,
+            cached,
+            MISSING if status is None else status,
+            MISSING if self.connect_ns is None else self.connect_ns,
+            MISSING if answer_ns is None else answer_ns,
+            self.target if several else MISSING,
+            self.retries,
+            reply.read_timed,
+            MISSING if ready_ns is None else ready_ns - launch.intended_ns,
+            launch.number if talks else MISSING,
+            planned.turn if talks else MISSING,
+            place,
+            chunks,
         )
+        rows.stamps.extend(stamps)
+        rows.shared += reply.shared
+
+
+_UNCOUNTED = MISSING, MISSING, MISSING
+
+
+def _shown(text: str | None, hide: str | None) -> str | None:
+    """What is kept of a text: one line, without the secret."""
+    if text is None:
+        return None
+    shown = printable(text)
+    return shown.replace(hide, MASK) if hide else shown
 
 
 @lru_cache(maxsize=256)  # a run has a few finish reasons, many times each

@@ -22,9 +22,10 @@ from ridgeline.domain.records import Floats, Ints, MemorySink, RunRecords, recor
 from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.workload import Arrivals, Workload
 from ridgeline.load.crew import drive_with
-from ridgeline.load.driver import DriveResult, Job, Limits
 from ridgeline.load.http import Site
+from ridgeline.load.job import Job, Limits
 from ridgeline.load.limits import ensure_open_files
+from ridgeline.load.outcome import DriveResult
 from ridgeline.workload.schedule import PlannedRequest, Schedule
 
 FEWEST_STREAMS = 100  # with fewer, high rates would have gaps that no server has

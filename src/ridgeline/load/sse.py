@@ -25,12 +25,13 @@ class SseSplitter:
     Line ends may be LF, CRLF or CR, mixed; they come out as LF.
     """
 
-    _begun = False
     _size = 0
     _tail = b""  # the last byte of the pieces
     _after_cr = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, begun: bool = False) -> None:
+        """begun: what is first in it is not the stream's beginning."""
+        self._begun = begun
         self._pieces: list[bytes] = []  # of an event that is not complete yet
 
     def complete(self, data: bytes) -> bytes:

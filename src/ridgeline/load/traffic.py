@@ -105,8 +105,10 @@ class _Loop:
         self._stopped = True
 
     def _begin(self, user: int | None, number: int, intended_ns: int) -> Launch:
-        planned = self._schedule.begin(number)
-        return Launch(user, planned, self._schedule.identity(number), intended_ns, number)
+        schedule = self._schedule
+        if schedule.sessions is None:  # then its number is its identity, too
+            return Launch(user, schedule.planned(number), number, intended_ns, number)
+        return Launch(user, schedule.begin(number), schedule.identity(number), intended_ns, number)
 
     def _next_turn(self, before: Launch, heard: Heard | None, intended_ns: int) -> Launch | None:
         if heard is None:
@@ -130,6 +132,8 @@ class ClosedLoop(_Loop):
         self._items = dict.fromkeys(self._starts, 0)
         self.connections = len(self._starts)
         self.spare = 0
+        waits = schedule.pauses or schedule.presence is not None or schedule.sessions is not None
+        self._no_pause = not waits
 
     def start(self, loop: Loop, zero_ns: int, launch: Callable[[Launch], None]) -> None:
         """Let every user begin at its own time."""
@@ -138,9 +142,9 @@ class ClosedLoop(_Loop):
             loop.call_at(zero_ns + start_ns, self._go, user, zero_ns + start_ns)
 
     def _go(self, user: int, intended_ns: int) -> None:
-        number = user + self._items[user] * self._users
-        self._items[user] += 1
-        self._launch(self._begin(user, number, intended_ns))
+        item = self._items[user]
+        self._items[user] = item + 1
+        self._launch(self._begin(user, user + item * self._users, intended_ns))
 
     def ended(
         self, launch: Launch, end_ns: int, not_before_ns: int, heard: Heard | None = NOTHING
@@ -149,6 +153,9 @@ class ClosedLoop(_Loop):
         user = launch.user
         assert user is not None
         if self._stopped:
+            return
+        if self._no_pause and not not_before_ns and end_ns <= time.monotonic_ns():
+            self._go(user, end_ns)
             return
         intended_ns = max(end_ns + launch.planned.think_ns, not_before_ns)
         found = self._schedule.goes_on_ns(user, intended_ns - self._zero_ns)

@@ -18,15 +18,16 @@ from typing import NoReturn
 
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.records import RequestRecord, RunEvent, StepTable
+from ridgeline.domain.rows import RequestRows
 from ridgeline.domain.run import LiveFigures, SilentWatch
-from ridgeline.load.driver import Driver, Job
-from ridgeline.load.line import Line, Message, packed
+from ridgeline.load.driver import Driver
+from ridgeline.load.job import Job
+from ridgeline.load.line import Line, Message
 from ridgeline.load.loop import READ, Loop
 from ridgeline.load.traffic import WHOLE
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 FLUSH_NS = 50_000_000
-MOST_ROWS = 256  # records that are sent at once, without waiting for the time
 
 
 class Home:
@@ -34,16 +35,17 @@ class Home:
 
     def __init__(self, line: Line, *, counted: bool) -> None:
         self._line, self._counted = line, counted
-        self._rows: list[Message] = []
         self.stop_asked = False
 
     # -- RecordSink
 
     def request(self, record: RequestRecord) -> None:
-        """Take one ended request."""
-        self._rows.append(packed(record))
-        if len(self._rows) >= MOST_ROWS:
-            self._send_rows()
+        """A load client ends many at once."""
+        raise AssertionError("a load client hands in rows")
+
+    def rows(self, rows: RequestRows) -> None:
+        """Send ended requests home."""
+        self._line.send("rows", rows)
 
     def event(self, event: RunEvent) -> None:
         """Take one event; the parent tells its watch too."""
@@ -85,7 +87,7 @@ class Home:
         return False
 
     def ended(self, stay_s: float) -> None:
-        """The parent sees it by the record."""
+        """The parent sees it by the rows."""
 
     def _hear(self, _: int) -> None:
         for message in self._line.receive():
@@ -102,20 +104,13 @@ class Home:
             self._end(message[1])
 
     def _beat(self) -> None:
-        self._send_rows()
         self._line.push()
         if self._line.closed:
             leave()
         self._loop.call_at(time.monotonic_ns() + FLUSH_NS, self._beat)
 
-    def _send_rows(self) -> None:
-        if self._rows:
-            self._line.send("records", self._rows)
-            self._rows = []
-
     def finish(self, *message: object) -> None:
-        """Send what is left, then the last message, and wait until the parent has it."""
-        self._send_rows()
+        """Send the last message, and wait until the parent has it and all before it."""
         self._line.send(*message)
         self._line.flush()
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ridgeline.domain.errors import StoreError
 from ridgeline.domain.records import RequestRecord, RunEvent, StepRuns, StepTable
+from ridgeline.domain.rows import MISSING, ROW_TEXTS, RequestRows
 
 T = TypeVar("T")
 
@@ -24,7 +25,6 @@ _NUMBERS = tuple(name for name, kind in _KINDS.items() if kind in (int, int | No
 _TEXTS = tuple(name for name, kind in _KINDS.items() if kind in (str, str | None))
 _SCALARS = frozenset(_NUMBERS + _TEXTS)
 _numbers_of, _texts_of = attrgetter(*_NUMBERS), attrgetter(*_TEXTS)
-_NOT_THERE = -(1 << 63)  # no time and no count
 _KEPT_TEXTS = 256
 _LITTLE = sys.byteorder == "little"
 
@@ -130,7 +130,7 @@ class RowWriter:
         stamps, shared = record.chunk_ns, record.chunk_shared
         parts = [
             _ROW.pack(
-                *[_NOT_THERE if value is None else value for value in _numbers_of(record)],
+                *[MISSING if value is None else value for value in _numbers_of(record)],
                 len(said),
                 -1 if stamps is None else len(stamps),
                 -1 if shared is None else len(shared),
@@ -159,7 +159,7 @@ class RowReader:
         *numbers, length, stamps, shared = self._row.unpack_from(body)
         at = self._row.size + length
         values: dict[str, Any] = {
-            name: None if value == _NOT_THERE else value
+            name: None if value == MISSING else value
             for name, value in zip(self._names[0], numbers, strict=True)
         }
         texts = json.loads(body[self._row.size : at])
@@ -176,6 +176,47 @@ class RowReader:
             head, arrays = unpack(body[at:])
             values["steps"] = StepRuns(head["replica"], arrays["first"], arrays["count"])
         return RequestRecord(**values)
+
+
+def rows_to_bytes(rows: RequestRows) -> bytes:
+    """Many requests for the journal."""
+    head = {"names": list(rows.names), "said": ROW_TEXTS, "texts": rows.texts}
+    arrays = {
+        "numbers": rows.numbers.ravel(),
+        "said": rows.said,
+        "chunks": rows.chunks,
+        "chunk_ns": rows.chunk_ns,
+        "chunk_shared": rows.chunk_shared,
+    }
+    return pack(head, arrays)
+
+
+def rows_from_bytes(body: bytes) -> RequestRows:
+    """Undo `rows_to_bytes`, also for the columns of another version.
+
+    Raises ValueError, KeyError, TypeError or struct.error for bytes that are none of its work.
+    """
+    head, arrays = unpack(body)
+    names, said = head["names"], head["said"]
+    numbers = arrays["numbers"].reshape(-1, len(names))
+    count, chunk_ns, chunks = len(numbers), arrays["chunk_ns"], arrays["chunks"]
+    if not len(chunks) == len(arrays["said"]) == count or not (
+        int(chunks.sum()) == len(chunk_ns) == len(arrays["chunk_shared"])
+    ):
+        raise ValueError("columns of different lengths")
+    texts = [dict(zip(said, values, strict=True)) for values in head["texts"]]
+    if count and not 0 <= int(arrays["said"].min()) <= int(arrays["said"].max()) < len(texts):
+        raise ValueError("texts that are not there")
+    known = [place for place, name in enumerate(names) if name in _SCALARS]
+    return RequestRows(
+        numbers if len(known) == len(names) else numbers[:, known],
+        arrays["said"],
+        chunks,
+        tuple(tuple(values.get(name) for name in ROW_TEXTS) for values in texts),
+        chunk_ns,
+        arrays["chunk_shared"],
+        [names[place] for place in known],
+    )
 
 
 def event_to_bytes(event: RunEvent) -> bytes:

@@ -18,13 +18,15 @@ from typing import Any, BinaryIO
 
 from ridgeline.domain.errors import StoreError
 from ridgeline.domain.records import RequestRecord, RunEvent, StepTable
+from ridgeline.domain.rows import RequestRows
 from ridgeline.domain.secrets import mask_all
 from ridgeline.store import codec
 from ridgeline.store.files import store_error
 
-MAGIC = b"RIDGEJ2\n"
+MAGIC = b"RIDGEJ3\n"
+OLDER = (b"RIDGEJ2\n",)  # without frames of many requests; read as before
 _FRAME = struct.Struct("<II")
-HEAD, COLUMNS, REQUEST, EVENT, STEPS, FACTS = b"H", b"C", b"R", b"E", b"S", b"F"
+HEAD, COLUMNS, REQUEST, ROWS, EVENT, STEPS, FACTS = b"H", b"C", b"R", b"B", b"E", b"S", b"F"
 FLUSH_EVERY_S = 0.25
 
 
@@ -77,6 +79,10 @@ class Journal:
     def request(self, record: RequestRecord) -> None:
         """Take one ended request."""
         self._append(REQUEST, self._rows.to_bytes(record))
+
+    def rows(self, rows: RequestRows) -> None:
+        """Take many ended requests, as one frame."""
+        self._append(ROWS, codec.rows_to_bytes(rows))
 
     def event(self, event: RunEvent) -> None:
         """Take one event."""
@@ -168,7 +174,7 @@ def _read(file: BinaryIO, size: int, path: Path) -> JournalContent:
     content = JournalContent()
     rows = codec.RowReader(codec.RowWriter.columns)
     begin = file.read(len(MAGIC))
-    if begin != MAGIC:
+    if begin != MAGIC and begin not in OLDER:
         # Killed before the first write came through: nothing was measured yet.
         if not MAGIC.startswith(begin):
             raise StoreError("is not a journal of Ridgeline", where=str(path))
@@ -200,6 +206,8 @@ def _read(file: BinaryIO, size: int, path: Path) -> JournalContent:
 def _take(content: JournalContent, rows: codec.RowReader, kind: bytes, body: bytes) -> None:
     if kind == REQUEST:
         content.requests.append(rows.from_bytes(body))
+    elif kind == ROWS:
+        content.requests += codec.rows_from_bytes(body).records()
     elif kind == EVENT:
         content.events.append(codec.event_from_bytes(body))
     elif kind == STEPS:

@@ -133,6 +133,7 @@ class PromptMaker:
         self.salt = salt
         self._key = self._number(f"request:{salt}")
         self._prefixes: dict[int, tuple[int, bytes]] = {}  # key -> (words, text)
+        self._word_counts: dict[int, int] = {}  # tokens of a prompt -> words
         longest = self.fit.words(workload.longest_own_part)
         self._costs = (
             None if self.fit.costs is None else dict(zip(WORDS, self.fit.costs, strict=True))
@@ -157,11 +158,16 @@ class PromptMaker:
 
     def _stretch(self, number: int, words: int) -> bytes:
         """`words` words, the first eight of them spelling `number`."""
+        heads, starts = self._heads, self._starts
+        first = number % (len(starts) - 1)
+        end = first + words - HEAD_WORDS
+        if first < end < len(starts):  # in one piece, as nearly all
+            own = self._blank.join([heads[byte] for byte in number.to_bytes(8, "big")])
+            return own + self._filler[starts[first] : starts[end]]
         spelled = number.to_bytes(8, "big")[: min(words, HEAD_WORDS)]
-        head = [self._heads[byte] for byte in spelled]
+        head = [heads[byte] for byte in spelled]
         parts = [self._blank.join(head)]
-        rest, starts, last = words - len(head), self._starts, len(self._starts) - 1
-        first = number % last
+        rest, last = words - len(head), len(starts) - 1
         while rest > 0:
             end = min(first + rest, last)
             parts.append(self._filler[starts[first] : starts[end]])
@@ -209,7 +215,11 @@ class PromptMaker:
         own = _mix((self._key + identity) & _MASK)
         if self._costs is not None:
             return self._encoded_exactly(own, prompt_tokens, prefix)
-        words = self.fit.words(prompt_tokens)
+        words = self._word_counts.get(prompt_tokens)
+        if words is None:
+            words = self._word_counts[prompt_tokens] = self.fit.words(prompt_tokens)
+        if not prefix:
+            return self._stretch(own, words)
         parts, used, tokens = [], 0, 0
         for segment in prefix:
             tokens += segment.tokens
