@@ -116,27 +116,27 @@ def test_an_honest_client_is_found_true(kind: str) -> None:
 
 def test_late_receive_stamps_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every stamp 5 ms late: gaps stay right, TTFT does not."""
-    told = KernelClock.receive_ns
+    told = KernelClock.receive
 
     def late(self: KernelClock, *args: int) -> tuple[int, bool]:
         stamp, kernel = told(self, *args)
         return stamp + 5 * MS, kernel
 
-    monkeypatch.setattr(KernelClock, "receive_ns", late)
+    monkeypatch.setattr(KernelClock, "receive", late)
     level = one_level()
     assert not level.true
     assert level.ttft_error_p50_s == pytest.approx(0.005, abs=0.0005)
 
 
 def test_stamps_that_jump_are_found_in_the_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = KernelClock.receive_ns
+    told = KernelClock.receive
     turn = iter(range(10**9))
 
     def jumping(self: KernelClock, *args: int) -> tuple[int, bool]:
         stamp, kernel = told(self, *args)
         return stamp + 3 * MS * (next(turn) % 2), kernel
 
-    monkeypatch.setattr(KernelClock, "receive_ns", jumping)
+    monkeypatch.setattr(KernelClock, "receive", jumping)
     level = one_level(rate=500.0)
     assert not level.true
     assert level.itl_error_p99_s == pytest.approx(0.003, abs=0.001)
