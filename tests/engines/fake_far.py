@@ -29,6 +29,26 @@ def ask(body):
     socket.send_fds(link, [json.dumps(body).encode() + b"\\n"], [1, 2])
     return link
 
+def both(near, far):
+    def copy(a, b):
+        while data := a.recv(65536):
+            b.sendall(data)
+        b.shutdown(socket.SHUT_WR)
+    for a, b in ((near, far), (far, near)):
+        threading.Thread(target=copy, args=(a, b), daemon=True).start()
+
+def forward(listening, port):
+    while True:
+        near, _ = listening.accept()
+        try:
+            both(near, socket.create_connection(("127.0.0.1", port)))
+        except OSError:
+            near.close()
+
+if "-L" in words:
+    _, port, _, far_port = words[words.index("-L") + 1].split(":")
+    listening = socket.create_server(("127.0.0.1", int(port)))
+    threading.Thread(target=forward, args=(listening, int(far_port)), daemon=True).start()
 told = ask({{"kind": kind, "words": words, "env": dict(os.environ)}})
 if kind == "docker" and words[0] == "run":
     name = words[words.index("--name") + 1]

@@ -71,10 +71,10 @@ def test_the_container_gets_its_gpus_variables_folders_and_words(tmp_path: Path)
 
 
 def test_a_host_is_reached_by_a_tunnel_or_at_its_address() -> None:
-    tunnel = command_line(["vllm"], {}, Launch(host="me@box"), 4711)
+    tunnel = command_line(["vllm"], {}, Launch(host="me@box"), 4711, near_port=4712)
     assert tunnel.command[:2] == ("ssh", "-T")
-    assert tunnel.command[-4:-1] == ("-L", "127.0.0.1:4711:127.0.0.1:4711", "me@box")
-    assert (tunnel.url, tunnel.holds_input) == ("http://127.0.0.1:4711", True)
+    assert tunnel.command[-4:-1] == ("-L", "127.0.0.1:4712:127.0.0.1:4711", "me@box")
+    assert (tunnel.url, tunnel.holds_input) == ("http://127.0.0.1:4712", True)
     direct = command_line(["vllm"], {}, Launch(host="me@box", tunnel=False), 4711)
     assert "-L" not in direct.command
     assert direct.url == "http://box:4711"
@@ -92,7 +92,8 @@ def test_nothing_is_lost_between_here_and_the_far_program(shell: str) -> None:
     )  # fmt: skip
     assert running.stdin is not None
     assert running.stdout is not None
-    assert running.stdout.read().strip() == repr([ODD, "", ODD, None])
+    said = running.stdout.read().splitlines()
+    assert said == [repr([ODD, "", ODD, None]), "ridgeline: ended there with exit code 0"]
     assert running.wait() == 0
     running.stdin.close()
     running.stdout.close()

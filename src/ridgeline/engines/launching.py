@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ridgeline.domain.knobs import Launch
+from ridgeline.engines.process import ENDED
 
 HOST = "127.0.0.1"
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  an engine that is asked for at its host's own address
@@ -25,7 +26,7 @@ _SSH = (
 # `setsid` makes a process group of its own that can be ended as a whole; descriptor 3 is the input.
 _FAR = """\
 if grep -qsE ':{port:04X} 0+:0000 0A' /proc/net/tcp /proc/net/tcp6; then
- echo 'Address already in use: port {port} of this host' >&2; exit {taken}
+ echo 'Address already in use: port {port} of this host' >&2; echo '{ended} {taken}'; exit {taken}
 fi
 exec 3<&0
 {variables}
@@ -42,6 +43,7 @@ wait "$p"; c=$?
 kill -s KILL "$w" 2>/dev/null
 kill -s KILL -- "-$p" 2>/dev/null
 {cleanup}
+echo "{ended} $c"
 exit "$c"
 """
 
@@ -69,8 +71,12 @@ def command_line(
     port: int,
     *,
     gpus: Sequence[str] | None = None,
+    near_port: int | None = None,
 ) -> CommandLine:
-    """The engine's own words where the launch wants them; `gpus`: those that it may use."""
+    """The engine's own words where the launch wants them.
+
+    `port` is where it listens; `gpus`: those that it may use. `near_port`: this end of a tunnel.
+    """
     environment = dict(environment)
     command = tuple(words)
     cleanup: tuple[str, ...] = ()
@@ -83,12 +89,13 @@ def command_line(
     if launch.host is None:
         ours = launch.image is None
         return CommandLine(command, environment, f"http://{HOST}:{port}", cleanup, ours=ours)
-    forward = ("-L", f"{HOST}:{port}:{HOST}:{port}") if launch.tunnel else ()
+    near = (near_port or port) if launch.tunnel else port
+    forward = ("-L", f"{HOST}:{near}:{HOST}:{port}") if launch.tunnel else ()
     address = HOST if launch.tunnel else launch.host.rpartition("@")[2]
     far = far_program(command, environment, port, cleanup)
     return CommandLine(
         (*_SSH, *forward, launch.host, f"exec sh -c {shlex.quote(far)}"),
-        {}, f"http://{address}:{port}", holds_input=True, ours=False,
+        {}, f"http://{address}:{near}", holds_input=True, ours=False,
     )  # fmt: skip
 
 
@@ -171,6 +178,6 @@ def far_program(
     ]
     ending = f"{shlex.join(cleanup)} >/dev/null 2>&1" if cleanup else ":"
     return _FAR.format(
-        port=port, taken=PORT_TAKEN, variables="\n".join(variables) or ":",
+        port=port, taken=PORT_TAKEN, ended=ENDED, variables="\n".join(variables) or ":",
         command=shlex.join(words), cleanup=ending,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ridgeline.engines.guard import AWAY, AWAY_GRACE_S, CLEANUP_S, ENVIRONMENT
+
+# What a program on another host writes last, with its exit code: SSH itself stays as long as
+# somebody holds a connection through it.
+ENDED = "ridgeline: ended there with exit code"
 
 
 def listening_beside(port: int, root: int) -> tuple[int, ...]:
@@ -53,6 +58,7 @@ class EngineProcess:
     ) -> None:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
+        self._holds_input = holds_input
         self._away_s = (CLEANUP_S if cleanup else 0.0) + (AWAY_GRACE_S if holds_input else 0.0)
         away = json.dumps({"cleanup": list(cleanup), "input": holds_input})
         read_end, self._write_end = os.pipe()
@@ -79,11 +85,18 @@ class EngineProcess:
 
     def poll(self) -> int | None:
         """Exit code, None while it runs."""
-        return self._guard.poll()
+        code = self._guard.poll()
+        if code is None and self._holds_input:
+            with self.log.open("rb") as file:
+                file.seek(max(0, self.log_size() - 200))
+                found = re.search(rf"^{ENDED} (\d+)$", file.read().decode(errors="replace"), re.M)
+            return None if found is None else int(found[1])
+        return code
 
     def log_text(self) -> str:
         """Everything the engine wrote so far (undecodable bytes replaced)."""
-        return self.log.read_text(errors="replace")
+        text = self.log.read_text(errors="replace")
+        return re.sub(rf"^{ENDED} \d+\n?", "", text, flags=re.M) if self._holds_input else text
 
     def log_size(self) -> int:
         """Bytes that the engine wrote so far."""

@@ -238,7 +238,8 @@ def _spawn(
         raise RunFailed(f"there is no program {needed!r}", where=f"engine {dialect.name}", fix=fix)
     environment = {**dialect.environment, **launch.environment}
     gpus = None if configuration.gpu is None else _devices(configuration, launch, number)
-    line = command_line(words, environment, given, port, gpus=gpus)
+    near_port = free_port() if given.host is not None and given.tunnel else None
+    line = command_line(words, environment, given, port, gpus=gpus, near_port=near_port)
     process = EngineProcess(
         line.command, _log(launch, port), line.environment, cleanup=line.cleanup,
         holds_input=line.holds_input,
