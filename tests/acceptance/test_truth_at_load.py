@@ -50,10 +50,12 @@ def told_of(outcome: Outcome, schedule: Schedule) -> tuple[Verdict, Summary]:
 def errors_ms(outcome: Outcome, served: list[Served], users: int) -> tuple[np.ndarray, np.ndarray]:
     """How far the client's times lie outside what the server's writes allow: TTFT, gaps.
 
-    A chunk left in its write, between the stamp before it and the stamp after it.
+    A chunk left in its write, between the stamp before it and the stamp after it. What counts is
+    what figures are made of: requests sent inside the window, gaps that end there.
     """
     truth = {s.identity: s for s in served}
     zero, first, gaps = outcome.result.zero_ns, [], []
+    window = outcome.result.window
     for identity, record in outcome.of_identity(users).items():
         if record.failure is not None or record.chunk_ns is None:
             continue
@@ -61,10 +63,13 @@ def errors_ms(outcome: Outcome, served: list[Served], users: int) -> tuple[np.nd
         n = len(record.chunk_ns)
         at = record.chunk_ns + zero
         low, high = np.array(got.sent_ns[1 : n + 1]), np.array(got.done_ns[1 : n + 1])
-        first.append(max(low[0] - at[0], at[0] - high[0], 0))
+        if window.start_ns <= (record.sent_ns or 0) < window.end_ns:
+            first.append(max(low[0] - at[0], at[0] - high[0], 0))
         gap = np.diff(at)
         over, under = gap - (high[1:] - low[:-1]), (low[1:] - high[:-1]) - gap
-        gaps.append(np.maximum(np.maximum(over, under), 0))
+        ends = record.chunk_ns[1:]
+        inside = (ends >= window.start_ns) & (ends < window.end_ns)
+        gaps.append(np.maximum(np.maximum(over, under), 0)[inside])
     return np.array(first) / MS, np.concatenate(gaps) / MS
 
 

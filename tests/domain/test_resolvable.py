@@ -104,6 +104,22 @@ def test_a_limit_on_what_is_not_told_is_not_judged() -> None:
     assert summary.classes["chat"].itl_s.p99 is None
 
 
+@pytest.mark.parametrize("open_loop", [False, True])
+def test_first_chunks_that_are_late_more_often_take_the_ttft_with_them(*, open_loop: bool) -> None:
+    """One chunk in 20 is a first one: late by 20 ms in half of the replies, they are 2.5 % of all
+    chunks and no p95 of all shows it. TTFT of 100 ms is off by a fifth all the same.
+    """
+    client = replace(LATE, first_error_p95_s=0.02, first_error_p99_s=0.02, first_error_max_s=0.02)
+    summary = told(client, APART, open_loop=open_loop)
+    for found in (summary.ttft_s, summary.ttft_intent_s):
+        assert (found.p50, found.p90, found.p95, found.p99) == (None, None, None, None)
+    assert summary.itl_s.p95 == pytest.approx(0.05)
+    fine = replace(client, first_error_p95_s=1e-9, first_error_p99_s=0.004, first_error_max_s=0.05)
+    summary = told(fine, APART, open_loop=open_loop)
+    assert summary.ttft_s.p99 == pytest.approx(0.1), "late chunks that are no first ones"
+    assert summary.itl_s.p99 is None
+
+
 def test_an_error_that_is_small_for_a_figure_leaves_it() -> None:
     client = replace(LATE, stamp_error_p99_s=0.004)  # 4 % of the TTFT, 8 % of the ITL
     summary = told(client, APART)

@@ -206,6 +206,19 @@ class TestClient:
         fast = [request(i, 0.1 * i, ttft_s=0.001, gap_s=0.0001) for i in range(300)]
         assert reasons(evidence(fast, client=ClientCheck("k", send_lateness_p99_s=0.0009))) == ""
 
+    def test_late_first_chunks_void_where_a_ttft_is_asked_for(self) -> None:
+        late = ClientCheck(
+            "kernel", stamp_error_p95_s=1e-9, stamp_error_p99_s=1e-9, stamp_error_max_s=0.02,
+            first_error_p95_s=0.0051, first_error_p99_s=0.02, first_error_max_s=0.02,
+        )  # fmt: skip
+        rows = [request(i, 0.1 * i) for i in range(300)]
+        assert "first chunks are up to 5.1 ms too late at p95" in reasons(
+            evidence(rows, client=late, slo="ttft_p95_ms=500")
+        )
+        assert reasons(evidence(rows, client=late, slo="itl_p95_ms=50")) == ""
+        borne = replace(late, first_error_p95_s=0.0049)  # 5 % of a TTFT of 100 ms can be borne
+        assert reasons(evidence(rows, client=borne, slo="ttft_p95_ms=500")) == ""
+
     def test_loop_lag_alone_voids_only_times_taken_at_the_read(self) -> None:
         """With the kernel's stamps it is the chunks that came together while away that count."""
         lag = {"loop_lag_p99_s": 0.2}

@@ -5,7 +5,7 @@ percentile that such an error can change by more than ERROR_SHARE of itself (and
 ERROR_FLOOR_S) becomes None, and `intervals` has the reason. Pure.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -35,7 +35,8 @@ Figures = TypeVar("Figures", Summary, PartFigures)
 class ReadErrors:
     """What late reads can have done to a run (s, None = not measured).
 
-    p95 to most: of the bound of a chunk's time. chunks: of the median request with any.
+    p95 to most: of the bound of a chunk's time; first_*: of each reply's first one, None where it
+    is not told apart. chunks: of the median request with any.
     suspect_stalls: share of the requests whose largest gap ends at chunks that came in one read, so
     that the gap may be the client's; 1 where times are those of reads.
     """
@@ -46,15 +47,22 @@ class ReadErrors:
     most_s: float | None
     chunks: float = 1.0
     suspect_stalls: float = 1.0
+    first_p95_s: float | None = None
+    first_p99_s: float | None = None
+    first_most_s: float | None = None
 
     def of(self, name: str, percent: int) -> float | None:
         """By how much (s) the percentile of the named latency may be too large.
 
-        A rank hides what is rarer than its tail. TPOT spreads the first chunk's error over the
+        A rank hides what is rarer than its tail. TTFT is made of first chunks only, which may be
+        late more often than others, as when a server sends the first two close together. TPOT spreads the first chunk's error over the
         reply. A worst stall is the largest of a reply's gaps, so that the tail that matters is that
         many times thinner; no stall is in doubt whose chunks came one by one.
         """
         tail = 100.0 - percent
+        if name in ("ttft_s", "ttft_intent_s") and self.first_most_s is not None:
+            firsts = ((5, self.first_p95_s), (1, self.first_p99_s), (0, self.first_most_s))
+            return _next_known(firsts, tail)
         if name == "worst_stall_s":
             if 100 * self.suspect_stalls <= tail:
                 return 0.0
@@ -67,7 +75,12 @@ class ReadErrors:
     def _beyond(self, tail: float) -> float | None:
         """The error that at most `tail` percent of the chunks exceed: the next one known."""
         known = ((5, self.p95_s), (1, self.p99_s), (0.1, self.p999_s), (0, self.most_s))
-        return next((e for share, e in known if e is not None and share <= tail), None)
+        return _next_known(known, tail)
+
+
+def _next_known(known: Iterable[tuple[float, float | None]], tail: float) -> float | None:
+    """The error beyond the largest share that is known and no larger than the tail (percent)."""
+    return next((e for share, e in known if e is not None and share <= tail), None)
 
 
 def read_errors(client: ClientCheck, records: RunRecords, window: Window) -> ReadErrors | None:
@@ -88,6 +101,9 @@ def read_errors(client: ClientCheck, records: RunRecords, window: Window) -> Rea
         client.stamp_error_max_s,
         float(np.median(counts[rows])) if len(rows) else 1.0,
         suspect,
+        client.first_error_p95_s,
+        client.first_error_p99_s,
+        client.first_error_max_s,
     )
 
 

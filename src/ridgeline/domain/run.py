@@ -30,7 +30,8 @@ class ClientCheck:
     receive_clock: "kernel" (SO_TIMESTAMPNS), "read" (time of the read) or "simulated".
     send_lateness: sent - intended. backlog: kernel receive time to read time. stamp_error: how far
     a chunk's time may be too late because the client read late; 0 for a chunk that was alone in its
-    read and carries the kernel's time, else how long the client had not looked.
+    read and carries the kernel's time, else how long the client had not looked. first_error: the
+    same of each reply's first chunk alone, which is what TTFT is made of.
     workers: processes that drove the load; loop lag and CPU share are the worst one's. faults: what
     happened to the client itself that leaves the figures without meaning (a worker died).
     """
@@ -48,6 +49,9 @@ class ClientCheck:
     stamp_error_p99_s: float | None = None
     stamp_error_p999_s: float | None = None
     stamp_error_max_s: float | None = None
+    first_error_p95_s: float | None = None
+    first_error_p99_s: float | None = None
+    first_error_max_s: float | None = None
     workers: int | None = None
     faults: tuple[str, ...] = ()
 

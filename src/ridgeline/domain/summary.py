@@ -137,6 +137,9 @@ class ClientFigures:
     stamp_error_p99_s: float | None = None
     stamp_error_p999_s: float | None = None
     stamp_error_max_s: float | None = None
+    first_error_p95_s: float | None = None
+    first_error_p99_s: float | None = None
+    first_error_max_s: float | None = None
     connections: int | None = None
     workers: int | None = None
 

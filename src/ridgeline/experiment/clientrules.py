@@ -173,6 +173,7 @@ def _late_reads(e: Evidence) -> Iterator[Doubt]:
     gap = _usual_gap_s(e) or e.median_s("first_ns") or 0.0
     limit = max(FLOOR_S, LATE_SHARE * gap)
     error, rare = client.stamp_error_p95_s, client.stamp_error_p99_s
+    yield from _late_firsts(e)
     asks_p99 = any(
         s.statistic == "p99" and s.metric in ("ttft", "ttft_intent", "itl") for s in e.limits
     )
@@ -202,6 +203,21 @@ def _late_reads(e: Evidence) -> Iterator[Doubt]:
                 " time, and worst stalls that this could have made are not shown",
                 void=False,
             )
+
+
+def _late_firsts(e: Evidence) -> Iterator[Doubt]:
+    """A target on TTFT that the lateness of first chunks leaves open; others are withheld."""
+    client, ttft = e.facts.client, e.median_s("first_ns") or 0.0
+    limit = max(FLOOR_S, LATE_SHARE * ttft)
+    errors = {"p95": client.first_error_p95_s, "p99": client.first_error_p99_s}
+    asked = {s.statistic for s in e.limits if s.metric in ("ttft", "ttft_intent")}
+    for statistic, error in errors.items():
+        if statistic in asked and error is not None and error > limit:
+            yield Doubt(
+                f"client limit: the times of first chunks are up to {ms(error)} too late at"
+                f" {statistic}, because the client read them late; {ms(limit)} can be borne"
+            )
+            return
 
 
 def _starved_s(gap_s: float) -> float:
