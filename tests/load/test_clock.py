@@ -300,3 +300,53 @@ def test_chunks_that_the_server_sends_together_are_not_the_clients_doing() -> No
 def stream_of_pairs() -> Script:
     events = [(10.0 + 10 * i, text() + text()) for i in range(50)]
     return stream([*events, (505.0, finish("length") + usage(10, 100) + DONE)])
+
+
+def errors_ms(clock: KernelClock) -> tuple[float, float, float]:
+    """p50, p95 and maximum of the bound of chunk times."""
+    found = (clock.errors.percentile_ns(50), clock.errors.percentile_ns(95), clock.errors.max_ns)
+    return tuple(round((value or 0) / MS, 1) for value in found)  # type: ignore[return-value]
+
+
+def test_a_chunk_is_no_later_than_the_last_read_of_its_connection() -> None:
+    """The loop has been busy for 2 s, and reads this connection every 50 ms all the same."""
+    clock = KernelClock()
+    clock.note_read(3 * MS, 2000 * MS, kernel=True, since_last_ns=50 * MS)
+    clock.note_chunks(2)
+    assert errors_ms(clock) == (50.0, 50.0, 50.0)
+    clock.forget()
+    clock.note_read(3 * MS, 2000 * MS, kernel=True)  # the last read had left something behind
+    clock.note_chunks(2)
+    assert errors_ms(clock)[2] == 2000.0
+    clock.forget()
+    clock.note_read(3 * MS, 2000 * MS, kernel=True, since_last_ns=50 * MS)
+    clock.note_chunks(1)
+    assert errors_ms(clock)[2] == 0.0, "alone in its read, and stamped by the kernel"
+
+
+def test_first_chunks_are_counted_apart() -> None:
+    """One in ten chunks is a first one and shares its read with the second, 5 ms late."""
+    clock = KernelClock()
+    for _ in range(100):
+        clock.note_read(1 * MS, 5 * MS, kernel=True)
+        clock.note_chunks(2, first=True)
+        for _ in range(198):
+            clock.note_read(1 * MS, 5 * MS, kernel=True)
+            clock.note_chunks(1)
+    assert errors_ms(clock)[1] == 0.0, "2 of 200 are too few for a p95"
+    assert len(clock.firsts) == 100
+    assert (clock.firsts.percentile_ns(50) or 0) / MS == pytest.approx(5, rel=0.03)
+
+
+def test_a_reply_tells_its_first_chunks_lateness() -> None:
+    """Two chunks in one write and then one by one: only first chunks can be late, and all are."""
+    parts = stream([(20, text()), *((20 + 30 * i, text()) for i in range(10))])
+    parts = Script(((0.0, parts.parts[0][1]), (20.0, parts.parts[1][1] + parts.parts[2][1]),
+                    *parts.parts[3:]))  # fmt: skip
+    with MockProcess([parts]) as mock:
+        outcome = drive(mock.url, closed(requests=3, duration_s=20.0))
+    check = outcome.result.client
+    assert all(r.chunk_shared is not None and r.chunk_shared[1] for r in outcome.records)
+    assert check.first_error_max_s is not None
+    assert check.first_error_p95_s is not None
+    assert 0 < check.first_error_p95_s <= check.first_error_max_s < 0.5

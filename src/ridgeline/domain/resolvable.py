@@ -55,9 +55,10 @@ class ReadErrors:
         """By how much (s) the percentile of the named latency may be too large.
 
         A rank hides what is rarer than its tail. TTFT is made of first chunks only, which may be
-        late more often than others, as when a server sends the first two close together. TPOT spreads the first chunk's error over the
-        reply. A worst stall is the largest of a reply's gaps, so that the tail that matters is that
-        many times thinner; no stall is in doubt whose chunks came one by one.
+        late more often than others, as when a server sends the first two close together. TPOT
+        spreads the first chunk's error over the reply. A worst stall is the largest of a reply's
+        gaps, so that the tail that matters is that many times thinner; no stall is in doubt whose
+        chunks came one by one.
         """
         tail = 100.0 - percent
         if name in ("ttft_s", "ttft_intent_s") and self.first_most_s is not None:

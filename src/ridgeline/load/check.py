@@ -22,6 +22,7 @@ class CheckFigures:
     lateness: Digest
     backlog: Digest
     errors: Digest
+    firsts: Digest
     unstamped: int
     cpu_share: float | None
     connections: int
@@ -33,9 +34,9 @@ def pooled(parts: Sequence[CheckFigures], faults: tuple[str, ...] = ()) -> Clien
     Lateness, backlog and stamp errors are those of all requests and chunks together. A lag or a
     full core harms whatever its worker drives, so those are the worst worker's.
     """
-    lateness, backlog, errors = (
+    lateness, backlog, errors, firsts = (
         _merged([getattr(part, name) for part in parts])
-        for name in ("lateness", "backlog", "errors")
+        for name in ("lateness", "backlog", "errors", "firsts")
     )
     reads = len(backlog) + sum(part.unstamped for part in parts)
     kernel = len(backlog) > 0 and len(backlog) >= KERNEL_SHARE * reads
@@ -54,6 +55,9 @@ def pooled(parts: Sequence[CheckFigures], faults: tuple[str, ...] = ()) -> Clien
         stamp_error_p99_s=_seconds(errors.percentile_ns(99)),
         stamp_error_p999_s=_seconds(errors.percentile_ns(99.9)),
         stamp_error_max_s=_seconds(errors.max_ns),
+        first_error_p95_s=_seconds(firsts.percentile_ns(95)),
+        first_error_p99_s=_seconds(firsts.percentile_ns(99)),
+        first_error_max_s=_seconds(firsts.max_ns),
         workers=len(parts),
         faults=faults,
     )
@@ -142,6 +146,7 @@ class SelfCheck:
             self._lateness,
             clock.backlog,
             clock.errors,
+            clock.firsts,
             clock.unstamped,
             self._cpu_share,
             connections,

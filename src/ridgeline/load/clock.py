@@ -23,6 +23,7 @@ _LEVEL = socket.SOL_SOCKET
 AGREE_NS = 5_000  # two readings of the clocks one after the other differ by less than this
 STEP_NS = 1_000_000  # the two clocks moved apart by more than this within a turn: a clock step
 FUTURE_SLACK_NS = 200_000  # the sampling error; a stamp further ahead of its read is not believed
+NEVER_NS = 1 << 62
 SETTLE_NS = 100_000_000  # after a step, bytes stamped before it may still be queued
 
 
@@ -57,7 +58,8 @@ class KernelClock:
     `steps` counts the clock steps seen. A step makes stamps unusable for SETTLE_NS: what was
     stamped before it can still be waiting to be read. `backlog` collects, in ns, how long the last
     segment of each read had waited for it; `unstamped` counts the reads without a kernel stamp.
-    `errors` collects, for every content chunk, how far its time may be too late (ns).
+    `errors` collects, for every content chunk, how far its time may be too late (ns), `firsts` the
+    same for each reply's first one.
     """
 
     def __init__(self) -> None:
@@ -65,6 +67,7 @@ class KernelClock:
         self.backlog = Digest()
         self.unstamped = 0
         self.errors = Digest()
+        self.firsts = Digest()
         self._late_ns = 0
         self._kernel = False
         self._offset_ns = self._distance()
@@ -97,36 +100,48 @@ class KernelClock:
             self._distrust_until_ns = now_ns + SETTLE_NS
         self._offset_ns = offset
 
-    def note_read(self, backlog_ns: int, late_ns: int, kernel: bool) -> None:
-        """Count one read of a reply; late_ns: how long the client had not looked before it."""
+    def note_read(
+        self, backlog_ns: int, late_ns: int, kernel: bool, since_last_ns: int = NEVER_NS
+    ) -> None:
+        """Count one read of a reply; late_ns: how long the client had not looked before it.
+
+        since_last_ns: from the last stamp of this connection (its request's, or that of a read
+        which left nothing behind) to this one's. Whatever the read has came in that time.
+        """
         self._kernel = kernel
-        self._late_ns = max(late_ns, backlog_ns if kernel else 0)
+        self._late_ns = min(max(late_ns, backlog_ns if kernel else 0), since_last_ns)
         if kernel:
             self.backlog.fresh.append(backlog_ns)
         else:
             self.unstamped += 1
 
-    def note_chunks(self, count: int) -> None:
-        """Count the content chunks of the read noted last.
+    def note_chunks(self, count: int, first: bool = False) -> None:
+        """Count the content chunks of the read noted last; `first`: the reply's first is one.
 
         A read has one stamp, that of its last segment. A chunk that is alone in its read has its
         own time however late the reader was. Chunks that came together may have come one by one
         while the reader was away: all but the last of them may be that much earlier.
         """
-        if count == 1 and self._kernel:
+        error_ns = 0 if count == 1 and self._kernel else max(self._late_ns, 0)
+        if not error_ns:
             self.errors.fresh.append(0)
-        elif count:
-            self.errors.add(max(self._late_ns, 0), count)
+            count -= 1
+        if count > 0:
+            self.errors.add(error_ns, count)
+        if first:
+            self.firsts.fresh.append(error_ns)
 
     def fold(self) -> None:
         """Put what was counted since the last time into its digests; now and then, in any turn."""
         self.backlog.fold()
         self.errors.fold()
+        self.firsts.fold()
 
     def forget(self) -> None:
         """Begin to count anew."""
         self.backlog.clear()
         self.errors.clear()
+        self.firsts.clear()
         self.unstamped = 0
 
     def receive(

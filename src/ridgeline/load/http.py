@@ -7,14 +7,14 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any, Protocol
 
 import httptools
 
-from ridgeline.load.clock import ANCILLARY_BYTES, KernelClock, ask_for_stamps
+from ridgeline.load.clock import ANCILLARY_BYTES, NEVER_NS, KernelClock, ask_for_stamps
 from ridgeline.load.loop import READ, WRITE, Loop
 from ridgeline.load.tls import Tls
 
@@ -47,7 +47,11 @@ class Site:
 
 
 class Answer(Protocol):
-    """What takes a reply."""
+    """What takes a reply. `stamps`: the times of its content chunks so far."""
+
+    @property
+    def stamps(self) -> Sized:
+        """One for each content chunk."""
 
     def head(self, status: int, content_type: str) -> None:
         """The reply's head has come."""
@@ -99,10 +103,10 @@ class Connection:
     """
 
     __slots__ = (
-        "_ancillary_bytes", "_body_end", "_clock", "_complete", "_content_type", "_exchange",
-        "_fd", "_floor_ns", "_framed", "_loop", "_out", "_owner", "_parser", "_pieces", "_sent_ns",
-        "_sock", "_status", "_surplus", "_tls", "answered", "connect_ns", "on_body", "reusable",
-        "served", "site", "stale", "started_ns", "state",
+        "_ancillary_bytes", "_body_end", "_clock", "_complete", "_content_type", "_drained",
+        "_exchange", "_fd", "_floor_ns", "_framed", "_loop", "_out", "_owner", "_parser", "_pieces",
+        "_sent_ns", "_sock", "_status", "_surplus", "_tls", "answered", "connect_ns", "on_body",
+        "reusable", "served", "site", "stale", "started_ns", "state",
     )  # fmt: skip
 
     def __init__(self, loop: Loop, clock: KernelClock, site: Site, owner: Owner) -> None:
@@ -114,6 +118,7 @@ class Connection:
         self._exchange: Exchange | None = None
         self._out = b""
         self._floor_ns = 0
+        self._drained = True  # the last read took all that was there
         self.state = CONNECTING
         self.connect_ns = 0
         self.served = 0
@@ -244,14 +249,17 @@ class Connection:
         if not data:
             self._gone("closed by the server")
             return
-        stamp_ns, kernel = self._clock.receive(ancillary, read_ns, self._floor_ns)
-        self._floor_ns = stamp_ns
+        floor_ns, drained = self._floor_ns, self._drained
+        stamp_ns, kernel = self._clock.receive(ancillary, read_ns, floor_ns)
+        self._floor_ns, self._drained = stamp_ns, len(data) < READ_BYTES
         if self._tls is not None:
             data = self._decrypted(data)
             if not data:
                 return
         if self.state == BUSY:
-            self._clock.note_read(read_ns - stamp_ns, read_ns - self._loop.since_ns, kernel)
+            since_last_ns = stamp_ns - floor_ns if drained else NEVER_NS
+            late_ns = read_ns - self._loop.since_ns
+            self._clock.note_read(read_ns - stamp_ns, late_ns, kernel, since_last_ns)
             self._feed(data, stamp_ns, kernel)
         else:
             self._gone("unasked bytes from the server")
@@ -292,7 +300,8 @@ class Connection:
             pieces.clear()
             count = exchange.reply.body(block, stamp_ns, kernel)
             if count:
-                self._clock.note_chunks(count if count > 0 else ~count)
+                chunks = count if count > 0 else ~count
+                self._clock.note_chunks(chunks, chunks == len(exchange.reply.stamps))
                 if count < 0 and not self._complete:
                     self._end(stamp_ns, "given up")
                     return
