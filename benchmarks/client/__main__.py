@@ -4,7 +4,8 @@
 
 It sets the other tools up in environments of their own in the user's cache, and goes on where an
 earlier call stopped (--fresh begins anew). A tool that cannot be set up is reported with the
-reason. Exit code 0: the table is whole; 3: some measurements are left or failed.
+reason; a measurement that fails twice stands in the tables as failed, with the tool's words. Exit
+code 0: the table is whole; 3: some measurements are left or failed.
 """
 
 import argparse
@@ -57,7 +58,8 @@ def main() -> int:
     if left or failed:
         what = [f"{left} measurements are left"] if left else []
         what += [f"{len(failed)} failed ({failed[0]})"] if failed else []
-        print(f"{' and '.join(what)}: the same command goes on from here", file=sys.stderr)
+        more = ": the same command goes on from here" if left else ", told under the tables"
+        print(f"{' and '.join(what)}{more}", file=sys.stderr)
         return 3
     return 0
 

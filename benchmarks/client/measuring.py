@@ -20,6 +20,7 @@ from benchmarks.client.tools import Load, Tool, all_tools, as_json, run
 STREAMS, RATE_SECONDS = 32, 5.0
 WORKLOADS = {"1": 1, "200": 200}  # name -> chunks a reply
 GUESS_S = 60.0  # for a tool that was not timed yet
+MOST_TRIES = 2  # a measurement that fails so often has failed; it is told with its last words
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +81,44 @@ class Session:
         return ready
 
     def measure(self, steps: list[Step], until: float | None) -> int:
-        """Make what is not there until a monotonic time (s); how many steps are left then."""
-        left = [
-            s for s in steps if self.results["steps"].get(s.key, {}).get("error", "") is not None
-        ]
-        for number, step in enumerate(left):
+        """Make what is not there until a monotonic time (s); how many steps are left then.
+
+        What was never tried comes before what has failed, and what does not fit into the time that
+        is left waits, so that one slow or failing tool holds up no other.
+        """
+        known = self.results["steps"]
+        left = [s for s in steps if s.key not in known]
+        left += [s for s in steps if s.key in known and self._may_try_again(known[s.key])]
+        waiting, done = 0, len(steps) - len(left)
+        for step in left:
             if until is not None and time.monotonic() + self._guess_s(step) > until:
-                return len(left) - number
-            began = time.monotonic()
-            say = f"[{len(steps) - len(left) + number + 1}/{len(steps)}] {step.key}"
+                waiting += 1
+                continue
+            began, tries = time.monotonic(), known.get(step.key, {}).get("tries", 0)
             found = self._make(step)
-            found["seconds"] = round(time.monotonic() - began, 1)
-            print(f"{say}: {_in_short(found)}", file=sys.stderr, flush=True)
-            self.results["steps"][step.key] = found
+            found |= {"seconds": round(time.monotonic() - began, 1), "tries": tries + 1}
+            done += 1
+            said = _in_short(found)
+            print(f"[{done}/{len(steps)}] {step.key}: {said}", file=sys.stderr, flush=True)
+            known[step.key] = found
             self._save()
-        return 0
+            waiting += self._may_try_again(found)
+        return waiting
+
+    @staticmethod
+    def _may_try_again(found: dict[str, Any]) -> bool:
+        return found["error"] is not None and found.get("tries", 1) < MOST_TRIES
 
     def _guess_s(self, step: Step) -> float:
-        seen = [
-            found["seconds"]
-            for key, found in self.results["steps"].items()
-            if key.split("/")[2] == step.tool
-        ]
-        return max(seen, default=GUESS_S)
+        """How long it may take: as long as the tool's longest under this load, or this half."""
+        seen: dict[str, list[float]] = {"load": [], "part": []}
+        for key, found in self.results["steps"].items():
+            part, load, tool, _ = key.split("/")
+            if tool == step.tool and part == step.part:
+                seen["part"].append(found["seconds"])
+                if load == step.load:
+                    seen["load"].append(found["seconds"])
+        return max(seen["load"] or seen["part"], default=GUESS_S)
 
     def _save(self) -> None:
         part = self._file.with_suffix(".part")

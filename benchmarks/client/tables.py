@@ -22,7 +22,27 @@ def markdown(results: Mapping[str, Any], tools: Mapping[str, Tool]) -> str:
     missing = [f"- {tools[name].title}: {why}" for name, why in results["missing"].items()]
     if missing:
         parts += ["Not measured:", "\n".join(missing)]
+    failed = [
+        f"- {_place(key, tools)} ({step['date']}, {step.get('tries', 1)} tries): {_quoted(step)}"
+        for key, step in results["steps"].items()
+        if step["error"] is not None
+    ]
+    if failed:
+        parts += ["Failed, with what the tool said last:", "\n".join(failed)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _place(key: str, tools: Mapping[str, Tool]) -> str:
+    """Which measurement a key of the results names, in words."""
+    part, load, tool, number = key.split("/")
+    what = CASES[load].title if part == "truth" else f"rate, chunks a reply: {load}, round {number}"
+    return f"{tools[tool].title}, {what}"
+
+
+def _quoted(step: Mapping[str, Any]) -> str:
+    """The error as one line that cannot break the page."""
+    words = " ".join(str(step["error"]).split())
+    return "`" + words.replace("`", "'").replace("|", "/")[-300:] + "`"
 
 
 def put(text: str, tables: str) -> str:
@@ -66,6 +86,16 @@ def _steps(results: Mapping[str, Any], part: str, load: str, tool: str) -> list[
     return [s for key, s in found if key.startswith(beginning) and s["error"] is None]
 
 
+def _failed(results: Mapping[str, Any], part: str, load: str, tool: str) -> bool:
+    """Whether a tool was tried under a load and failed."""
+    beginning = f"{part}/{load}/{tool}/"
+    return any(
+        step["error"] is not None
+        for key, step in results["steps"].items()
+        if key.startswith(beginning)
+    )
+
+
 def _middle(steps: list[dict[str, Any]], *path: str) -> float | None:
     values = []
     for step in steps:
@@ -91,6 +121,8 @@ def _rates(results: Mapping[str, Any], tools: Mapping[str, Tool], load: str) -> 
     for name, tool in tools.items():
         steps = _steps(results, "rate", load, name)
         if not steps:
+            if _failed(results, "rate", load, name):
+                rows.append([tool.title, "failed: see below", *["-"] * 7])
             continue
         rate = rates[name]
         spread = [step["requests_per_s"] for step in steps]
@@ -134,6 +166,9 @@ def _truths(results: Mapping[str, Any], tools: Mapping[str, Tool]) -> str:
     for name, case in CASES.items():
         title = case.title
         for short, tool in tools.items():
+            if _failed(results, "truth", name, short):
+                rows.append([title, tool.title, "failed: see below", *["-"] * len(TRUTH)])
+                title = ""
             for step in _steps(results, "truth", name, short):
                 cells = [
                     f"{_shown(step['printed'][key], '.2f')} / {_shown(step['truth'][key], '.2f')}"

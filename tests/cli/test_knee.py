@@ -1,13 +1,19 @@
 """`ridgeline knee` as it is called: on the twin, over HTTP, and with what it must refuse."""
 
+import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
+from ridgeline.cli.knee import knee
+from ridgeline.cli.kneetarget import sweep_of_url
 from ridgeline.cli.main import run as ridgeline
+from ridgeline.experiment.knee import level_workload
 from ridgeline.workload.schemas import schema_of
+from support.mock_server import MockServer, Pages, models_page, plain_stream
 
 STUDY = """\
 name: small
@@ -106,6 +112,11 @@ def test_a_knee_that_was_not_reached_is_not_told(
         (["--slo", "ttft_p95=5"], "unknown SLO key"),
         (["--experiment", "seqs-23"], "there is no experiment 'seqs-23' (did you mean 'seqs-32'?)"),
         (["--requests", "3"], "Invalid value for '--requests'"),
+        (["--workers", "2"], "--workers belongs to a URL: a study file says its traffic"),
+        (["--chunk-timeout", "5"], "--chunk-timeout belongs to a URL"),
+        (["--url", "http://127.0.0.1:1"], "--url belongs to a URL"),
+        (["--temperature", "0"], "--temperature belongs to a URL"),
+        (["--prompt-tokens", "9"], "--prompt-tokens belongs to a URL"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -123,3 +134,55 @@ def test_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert ridgeline(["knee", "http://127.0.0.1:9", "--out", str(tmp_path / "o")]) == 3
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
     assert ridgeline(["knee", str(tmp_path / "none.yaml"), "--out", str(tmp_path / "o")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--workers", "0"], "--workers must be 1 to 256 or auto"),
+        (["--chunk-timeout", "nan"], "--chunk-timeout must be 0 to"),
+        (["--routing", "least-loaded"], "there is one URL"),
+        (["--experiment", "x"], "--experiment belongs to a study file"),
+        (["--history", "cumulative"], "--history belongs to a --prompt-file"),
+        (["--header", "authorization=Bearer x"], "authorization"),
+    ],
+)
+def test_wrong_options_of_a_url(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ridgeline(["knee", "http://127.0.0.1:1", *options, "--out", str(tmp_path / "o")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_every_level_has_the_traffic_and_the_client_that_the_options_say() -> None:
+    """Two replicas, two workers, sampling, a header, time-outs, pauses: at users and at a rate."""
+    pages: Pages = {"/v1/models": models_page("m", max_model_len=4096)}
+    given = {name: p.default for name, p in inspect.signature(knee).parameters.items()}
+    with MockServer([plain_stream(4)], pages) as one, MockServer([plain_stream(4)], pages) as two:
+        given |= {
+            "more_urls": [two.url], "workers": "2", "prompt_tokens": 30, "temperature": 0.5,
+            "header": ["X-Team=blue"], "chunk_timeout": 7.0, "think_time": 0.5,
+            "think_time_law": "exponential", "process": "gamma", "burstiness": 0.3, "turns": 3,
+            "gpu": "h100-sxm", "price_per_gpu_hour": 2.0, "routing": "least-loaded",
+        }  # fmt: skip
+        sweep = sweep_of_url(one.url, "", given)
+    at = sweep.configuration
+    assert (at.url, at.more_urls, at.routing) == (one.url, (two.url,), "least-loaded")
+    assert (at.gpu, at.price_per_gpu_hour) == ("H100-SXM", 2.0)
+    closed = level_workload(sweep, 5.0)
+    arrivals = closed.arrivals
+    assert (arrivals.users, arrivals.think_time_s, arrivals.think_time) == (5, 0.5, "exponential")
+    asked = replace(sweep.asked, load="rate")
+    opened = level_workload(replace(sweep, asked=asked), 7.0)
+    arrivals = opened.arrivals
+    assert (arrivals.users, arrivals.rate_per_s, arrivals.process, arrivals.burstiness) == (
+        None, 7.0, "gamma", 0.3,
+    )  # fmt: skip
+    for level in (closed, opened):
+        assert level.client.workers == 2
+        assert level.client.timeouts.gap_s == 7.0
+        assert level.options.sampling == {"temperature": 0.5}
+        assert level.options.headers == {"X-Team": "blue"}
+        assert level.prompts.tokens.mean == 30
+        assert level.sessions is not None
+        assert level.sessions.turns.mean == 3

@@ -183,19 +183,55 @@ def test_a_session_measures_tells_what_failed_and_goes_on(tmp_path: Path) -> Non
     assert ready == ["aiperf", "broken"]
     steps = [s for s in order(ready, [], 1) if s.load == "1"]
     assert first.measure(steps, until=time.monotonic()) == 2, "no time: nothing is begun"
-    assert first.measure(steps, None) == 0
+    assert first.measure(steps, None) == 1, "what failed may be tried once more"
     again = session(tmp_path)
     again.prepare(list(again.tools))
     good = again.results["steps"]["rate/1/aiperf/0"]
     assert good["requests"] == 120
     assert good["error"] is None
     assert "only 1 requests came" in again.results["steps"]["rate/1/broken/0"]["error"]
-    again.measure(steps, None)
+    assert again.measure(steps, None) == 0
     assert again.results["steps"]["rate/1/aiperf/0"] == good, "what is there is not made again"
+    failed = again.results["steps"]["rate/1/broken/0"]
+    assert failed["tries"] == 2
+    assert again.measure(steps, None) == 0
+    assert again.results["steps"]["rate/1/broken/0"] == failed, "twice is enough"
     text = markdown(again.results, again.tools)
     assert "wrk -t1: not installed: apt-get install it" in text
-    assert "Broken" not in text.split("Not measured")[0].split("streams")[1]
+    assert "| Broken | failed: see below |" in text
+    assert "- Broken, rate, chunks a reply: 1, round 0 (" in text
+    assert "2 tries): `RuntimeError: only 1 requests came`" in text
     assert "| 83.25 |" in text
+
+
+def test_a_slow_or_failing_tool_holds_up_no_other(tmp_path: Path) -> None:
+    """A slice goes on with what fits into it; what failed waits for what was never tried."""
+    made = session(tmp_path)
+    made.prepare(["aiperf", "broken"])
+    steps = [s for s in order(["broken", "aiperf"], [], 2) if s.load == "1"]
+    slow = {"error": "RuntimeError: exit code none within 400 s", "seconds": 400.0, "tries": 1}
+    made.results["steps"]["rate/1/broken/0"] = slow
+    made.results["steps"]["rate/200/aiperf/0"] = {"error": None, "seconds": 3.0, "tries": 1}
+    assert made.measure(steps, time.monotonic() + 30) == 2
+    found = made.results["steps"]
+    assert found["rate/1/aiperf/0"]["error"] is None
+    assert found["rate/1/aiperf/1"]["error"] is None
+    assert found["rate/1/broken/0"] == slow
+    assert "rate/1/broken/1" not in found, "400 s do not fit into half a minute"
+
+
+def test_the_table_of_truths_tells_what_failed(tmp_path: Path) -> None:
+    made = session(tmp_path)
+    made.prepare(["aiperf"])
+    made.results["steps"]["truth/role/aiperf/0"] = {
+        "date": "2030-01-01 00:00", "load_average": 1.0, "seconds": 9.0, "tries": 2,
+        "error": "RuntimeError: exit code 1: no `choices` |\n  in chunk",
+    }  # fmt: skip
+    text = markdown(made.results, made.tools)
+    title = "a role chunk at once, the first token at 100 ms"
+    assert f"| {title} | AIPerf 9 | failed: see below | - | - | - | - |" in text
+    said = "`RuntimeError: exit code 1: no 'choices' / in chunk`"
+    assert f"- AIPerf 9, {title} (2030-01-01 00:00, 2 tries): {said}" in text
 
 
 def test_the_table_has_medians_and_ratios(tmp_path: Path) -> None:

@@ -115,6 +115,25 @@ def test_a_count_of_requests_holds_for_all_workers_together() -> None:
     assert window.seconds < 5.0
 
 
+def test_fewer_users_than_workers_is_no_endless_wait() -> None:
+    """A worker without a user would wait for ever for the connections that it does not need."""
+    for users in (1, 2):
+        with MockServer([plain_stream(2, first_ms=5)]) as mock:
+            outcome = drive(mock.url, closed(users, duration_s=0.4), workers=4)
+        assert {r.user for r in outcome.records} == set(range(users))
+        assert outcome.result.client.workers == (users if users > 1 else 1)
+
+
+def test_a_cap_below_the_workers_holds() -> None:
+    load = Workload(
+        Arrivals(rate_per_s=100.0, process="constant", max_concurrency=2), duration_s=0.6,
+        warmup_s=0, seed=5,
+    )  # fmt: skip
+    with MockServer([plain_stream(2, first_ms=20)]) as mock:
+        drive(mock.url, draw_schedule(load), workers=4)
+        assert mock.peak_busy <= 2
+
+
 def test_workers_open_one_window_when_they_are_steady_together() -> None:
     """The warm-up is automatic: the parent looks at all workers' chunks and tells them when."""
     load = closed(6, duration_s=1.0)

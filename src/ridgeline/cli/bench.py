@@ -9,13 +9,15 @@ from ridgeline.cli import options
 from ridgeline.cli.benchtraffic import (
     check_lengths,
     check_numbers,
+    known_gpu,
+    prompts_asked,
     request_options_of,
     seconds_of,
     sessions_asked,
     workload_of,
 )
 from ridgeline.cli.clientoptions import client_of, routing_of
-from ridgeline.cli.loadoptions import LoadOptions, arrivals_of, classes_of, images_of
+from ridgeline.cli.loadoptions import LoadOptions, arrivals_of, classes_of
 from ridgeline.cli.output import (
     GATE_FAILED,
     INTERRUPTED,
@@ -117,12 +119,10 @@ def bench(
     from ridgeline.domain.workload import (  # noqa: PLC0415
         Lengths,
         Outputs,
-        Prompts,
     )
     from ridgeline.engines.endpoint import EndpointEngine, HttpEndpoint  # noqa: PLC0415
     from ridgeline.experiment.plan import Plan, PlannedExperiment  # noqa: PLC0415
     from ridgeline.load.limits import ensure_open_files  # noqa: PLC0415
-    from ridgeline.workload.promptfiles import open_prompts  # noqa: PLC0415
 
     limits = parse_slo(slo)
     times = {
@@ -159,14 +159,10 @@ def bench(
         ensure_json_target(str(export_vllm), folder, option="--export-vllm")
     ensure_folder_target(folder)
     ensure_open_files(arrivals.peak_users or 0)  # before a schedule of so many users is drawn
-    prompts = Prompts(Lengths(prompt_tokens, spread), images=images_of(images))
-    if prompt_file is not None:
-        file = open_prompts(
-            prompt_file.resolve(), prompt_format, salted=not unsalted, history=history
-        )
-        prompts = replace(prompts, file=file)
-    elif history is not None:
-        raise BadInput("--history belongs to a --prompt-file of sessions")
+    prompts = prompts_asked(
+        Lengths(prompt_tokens, spread), images, prompt_file, prompt_format, history,
+        salted=not unsalted,
+    )  # fmt: skip
     sessions = sessions_asked(prompts, turns, turn_think_time, classes or ())
     outputs = Outputs(Lengths(output_tokens, spread), ignore_eos)
     workload = workload_of(
@@ -200,7 +196,7 @@ def bench(
         knobs=Knobs(max_model_len=info.max_model_len),
         engine="endpoint",
         engine_version=info.version,
-        gpu=_known(gpu),
+        gpu=known_gpu(gpu),
         gpus=gpus,
         price_per_gpu_hour=price_per_gpu_hour,
         url=url,
@@ -211,16 +207,6 @@ def bench(
     plan = Plan(NAME, "bench", None, (experiment,), limits, 1, endpoint)
     tried = None if no_calibration else Calibrated(say, able)
     return _measure(plan, folder, (json, export_vllm), EndpointEngine(), tried, quiet=quiet)
-
-
-def _known(gpu: str | None) -> str | None:
-    """The catalogue's name of a GPU; raises BadInput for an unknown one."""
-    from ridgeline.domain import hardware  # noqa: PLC0415
-
-    try:
-        return None if gpu is None else hardware.gpu(gpu).name
-    except BadInput as error:
-        raise BadInput(error.what, where="--gpu", fix=error.fix) from None
 
 
 def _measure(

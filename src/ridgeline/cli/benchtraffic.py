@@ -1,15 +1,20 @@
 """The traffic that `ridgeline bench` offers, from its options; what it refuses names the option."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ridgeline.cli.clientoptions import LONGEST_TIME_S
+from ridgeline.cli.loadoptions import images_of
 from ridgeline.cli.options import LEAST_AUTO_S
 from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ridgeline.domain.workload import (
         Arrivals,
+        Lengths,
         Outputs,
         Prompts,
         RequestOptions,
@@ -56,6 +61,28 @@ def check_numbers(
         )
     if price is not None and not 0 <= price <= HIGHEST_PRICE:
         raise BadInput(f"--price-per-gpu-hour must be 0 to {HIGHEST_PRICE:g}, not {price:g}")
+
+
+def prompts_asked(
+    lengths: "Lengths",
+    images: str,
+    file: "Path | None",
+    form: str | None,
+    history: str | None,
+    *,
+    salted: bool,
+) -> "Prompts":
+    """Drawn prompts, or those of a file; raises BadInput."""
+    from ridgeline.domain.workload import Prompts  # noqa: PLC0415  --help is quick
+    from ridgeline.workload.promptfiles import open_prompts  # noqa: PLC0415
+
+    prompts = Prompts(lengths, images=images_of(images))
+    if file is not None:
+        found = open_prompts(file.resolve(), form, salted=salted, history=history)
+        return replace(prompts, file=found)
+    if history is not None:
+        raise BadInput("--history belongs to a --prompt-file of sessions")
+    return prompts
 
 
 def sessions_asked(
@@ -145,3 +172,13 @@ def seconds_of(warmup: str | None) -> float | None:
         return float(warmup or "")
     except ValueError:
         raise BadInput(f"--warmup must be a number of seconds or {AUTO}, not {warmup!r}") from None
+
+
+def known_gpu(gpu: str | None) -> str | None:
+    """The catalogue's name of a GPU; raises BadInput for an unknown one."""
+    from ridgeline.domain import hardware  # noqa: PLC0415
+
+    try:
+        return None if gpu is None else hardware.gpu(gpu).name
+    except BadInput as error:
+        raise BadInput(error.what, where="--gpu", fix=error.fix) from None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridgeline.cli import options
+from ridgeline.cli.kneetarget import nothing_asked, refuse_beside_a_file, sweep_of_url
 from ridgeline.cli.output import (
     GATE_FAILED,
     INTERRUPTED,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ridgeline.domain.slo import Slo
     from ridgeline.engines.base import Engine
     from ridgeline.experiment.knee import Sweep
-    from ridgeline.experiment.kneesearch import Asked
     from ridgeline.experiment.plan import PlannedRun
     from ridgeline.store.run_directory import StoredRun
 
@@ -80,11 +80,39 @@ def knee(
     ] = None,
     model: options.Model = None,
     endpoint: options.Endpoint = options.EndpointKind.CHAT,
+    process: options.Process = options.ArrivalLaw.POISSON,
+    burstiness: options.Burstiness = 1.0,
+    think_time: options.ThinkTime = 0.0,
+    think_time_law: options.ThinkTimeLaw = options.PauseLaw.CONSTANT,
+    turns: options.Turns = None,
+    turn_think_time: options.TurnThinkTime = 0.0,
     prompt_tokens: options.PromptTokens = 256,
     output_tokens: options.OutputTokens = 128,
     spread: options.Spread = 0.0,
     ignore_eos: options.IgnoreEos = False,
+    prompt_file: options.PromptFile = None,
+    prompt_format: options.PromptFormat = None,
+    history: options.History = None,
+    unsalted: options.Unsalted = False,
+    images: options.Images = "",
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    sampling_seed: options.SamplingSeed = None,
+    stop: options.Stop = None,
+    extra_body: options.ExtraBody = "",
+    header: options.Header = None,
     seed: options.Seed = 0,
+    gpu: options.Gpu = None,
+    gpus: options.Gpus = 1,
+    price_per_gpu_hour: options.PricePerGpuHour = None,
+    connect_timeout: options.ConnectTimeout = 10.0,
+    first_token_timeout: options.FirstTokenTimeout = 120.0,
+    chunk_timeout: options.ChunkTimeout = 60.0,
+    timeout: options.Timeout = 600.0,
+    workers: options.Workers = "1",
+    more_urls: options.MoreUrls = None,
+    routing: options.Routing = "round-robin",
     json: options.JsonFile = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where results go [runs/knee-<time>].")
@@ -97,9 +125,11 @@ def knee(
     Doubles the load until throughput rises no more (and the targets are missed), then bisects.
     Every level has fresh prompts and a verdict of its own; void levels count for nothing. The same
     --out goes on where a search was cut off. A FILE with engine: twin needs no GPU and seconds; it
-    says the traffic itself, so that the options from --model to --seed belong to a URL.
+    says the traffic and the client itself: the options from --model to --routing belong to a URL.
     """
-    from ridgeline.experiment.knee import search_knee  # noqa: PLC0415  --help is quick
+    given = dict(locals())
+    from ridgeline.engines.endpoint import EndpointEngine  # noqa: PLC0415  --help is quick
+    from ridgeline.experiment.knee import search_knee  # noqa: PLC0415
     from ridgeline.store.study_directory import StudyDirectory  # noqa: PLC0415
 
     kind = _kind(load, slo, target)
@@ -109,16 +139,19 @@ def knee(
     ensure_json_target(json, folder)
     ensure_folder_target(folder)
     if "://" in target:
-        traffic = _traffic((prompt_tokens, output_tokens), spread, seed, ignore_eos=ignore_eos)
-        sweep, engine = _of_url(target, model, endpoint, slo, traffic)
+        if experiment is not None:
+            raise BadInput("--experiment belongs to a study file, not to a URL")
+        sweep = sweep_of_url(target, slo, given)
+        engine: Engine = EndpointEngine()
     else:
+        refuse_beside_a_file(given, knee)
         sweep, engine = _of_file(Path(target), experiment, slo)
     sweep = _asked_for(sweep, kind or _default_kind(sweep), asked, requests)
     say(_plan_text(sweep, target))
     from ridgeline.cli.progress import display, stop_on_interrupt  # noqa: PLC0415
 
-    with stop_on_interrupt() as stop, display(quiet=quiet) as shown:
-        watch = _progress(shown, stop)
+    with stop_on_interrupt() as halt, display(quiet=quiet) as shown:
+        watch = _progress(shown, halt)
         result, stopped = search_knee(
             sweep,
             StudyDirectory(folder),
@@ -167,43 +200,6 @@ def _check_numbers(asked: dict[str, float | None], kind: str | None) -> None:
         raise BadInput(f"--start {start:g} is above --most {most:g}")
 
 
-def _traffic(tokens: tuple[int, int], spread: float, seed: int, *, ignore_eos: bool) -> Any:
-    from ridgeline.domain.workload import (  # noqa: PLC0415
-        Arrivals,
-        Lengths,
-        Outputs,
-        Prompts,
-        Workload,
-    )
-
-    if not 0 <= spread <= 1:
-        raise BadInput(f"--spread must be 0 to 1, not {spread:g}")
-    prompts = Prompts(Lengths(tokens[0], spread))
-    outputs = Outputs(Lengths(tokens[1], spread), ignore_eos)
-    return Workload(Arrivals(users=1), prompts, outputs, seed=seed)
-
-
-def _of_url(
-    url: str, model: str | None, endpoint: str, slo: str, traffic: Any
-) -> tuple["Sweep", "Engine"]:
-    from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415
-    from ridgeline.domain.slo import parse_slo  # noqa: PLC0415
-    from ridgeline.engines.endpoint import EndpointEngine, HttpEndpoint  # noqa: PLC0415
-    from ridgeline.experiment.knee import Sweep  # noqa: PLC0415
-
-    limits = parse_slo(slo)
-    info = HttpEndpoint(url, model=model).info()
-    configuration = Configuration(
-        model=info.model,
-        knobs=Knobs(max_model_len=info.max_model_len),
-        engine="endpoint",
-        engine_version=info.version,
-        url=url,
-    )
-    sweep = Sweep("knee", configuration, traffic, _nothing_asked(), limits, endpoint=endpoint)
-    return sweep, EndpointEngine()
-
-
 def _of_file(file: Path, experiment: str | None, slo: str) -> tuple["Sweep", "Engine"]:
     from ridgeline.domain.slo import parse_slo  # noqa: PLC0415
     from ridgeline.experiment.engines import check_startable, engine_named  # noqa: PLC0415
@@ -217,14 +213,8 @@ def _of_file(file: Path, experiment: str | None, slo: str) -> tuple["Sweep", "En
         say(f"note: {note}")
     limits = parse_slo(slo) if slo else study.slo
     sweep = Sweep(f"{study.name}: {spec.name}", spec.configuration, spec.workload,
-                  _nothing_asked(), limits)  # fmt: skip
+                  nothing_asked(), limits)  # fmt: skip
     return sweep, engine_named(spec.configuration.engine)
-
-
-def _nothing_asked() -> "Asked":
-    from ridgeline.experiment.kneesearch import Asked  # noqa: PLC0415
-
-    return Asked("users", 1.0, 1.0, 1.0)
 
 
 def _asked_for(

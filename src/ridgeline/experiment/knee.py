@@ -219,7 +219,10 @@ def level_workload(sweep: Sweep, load: float) -> Workload:
     common = replace(base, warmup_s=WARMUP_LIMIT_S, warmup_auto=True, client=client)
     if sweep.asked.load == "users":
         users = round(load)
-        arrivals = Arrivals(users=users, think_time_s=base.arrivals.think_time_s)
+        pause = base.arrivals
+        arrivals = Arrivals(
+            users=users, think_time_s=pause.think_time_s, think_time=pause.think_time
+        )
         return replace(
             common,
             arrivals=arrivals,
@@ -228,7 +231,9 @@ def level_workload(sweep: Sweep, load: float) -> Workload:
         )
     # three standard deviations of a Poisson count more than is wanted
     seconds = (wanted + 3 * wanted**0.5) / load
-    arrivals = replace(base.arrivals, users=None, think_time_s=0.0, rate_per_s=load)
+    arrivals = replace(
+        base.arrivals, users=None, think_time_s=0.0, think_time="constant", rate_per_s=load
+    )
     seconds = min(max(seconds, SHORTEST_S), sweep.longest_s)
     return replace(common, arrivals=arrivals, duration_s=seconds, requests=None)
 

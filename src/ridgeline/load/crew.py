@@ -36,7 +36,12 @@ def drive_with(workers: int, job: Job, sink: RecordSink, watch: Watch) -> DriveR
     """Drive a job with that many workers; with one, in this process. Raises as `Driver` does.
 
     A worker that dies takes its part of the load with it: the others end, and the result says so.
+    There are no more of them than users, or than slots under a cap on the requests in flight: one
+    without a user would have nothing to do, and every one takes a slot at least.
     """
+    schedule = job.schedule
+    most = schedule.users or schedule.workload.arrivals.max_concurrency
+    workers = workers if most is None else min(workers, most)
     if workers == 1:
         return drive(job, sink, watch)
     with Crew(workers, job, sink, watch) as crew:
