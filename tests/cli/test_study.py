@@ -407,7 +407,8 @@ def test_the_plan_of_real_engines_is_told_in_minutes_before_it_starts() -> None:
     )
     runs = plan_runs(plan_of(parse_study(text, "s.yaml", folder=Path())))
     assert plan_time(runs) == (
-        "plan: 6.0 minutes of traffic (8.0 GPU minutes), 2 engine starts; replies' ends come on top"
+        "plan: 6.0 minutes of traffic (8.0 GPU minutes), 2 engine starts of about 2 minutes, which"
+        " count as GPU minutes too; replies' ends come on top"
     )
     twins = [replace(r, configuration=replace(r.configuration, engine="twin")) for r in runs]
     assert plan_time(twins) == ""

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.cli.calibrate import _warnings
 from ridgeline.cli.main import run
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
-from ridgeline.engines.twin import calibrated, known_constants, twin_of
+from ridgeline.engines.twin import FREE, calibrated, known_constants, twin_of
 from ridgeline.experiment.calibrating import (
     Observation,
     calibrate,
@@ -19,6 +20,7 @@ from ridgeline.experiment.calibrating import (
     read_observations,
     simulate,
 )
+from ridgeline.experiment.probe import TOLD_BY
 from ridgeline.store.run_directory import read_run
 from ridgeline.workload.studyfile import load_study
 
@@ -80,9 +82,19 @@ def test_a_constant_that_no_run_touches_is_not_informed():
     found = calibrate(seen, names=("eager_launch_ns_per_layer", "step_gap_ns"))
     assert "eager_launch_ns_per_layer" not in found.informed
     assert "step_gap_ns" in found.informed
+    said = _warnings(found)
+    silent = [name for name in found.constants if name not in found.informed]
+    assert [line.split()[0] for line in said[:-1]] == silent
+    (eager,) = (line for line in said if line.startswith("eager_launch_ns_per_layer"))
+    assert "what would: prompts above the largest captured size" in eager
+    assert said[-1].startswith(f"{len(silent)} of 2 constants are not calibrated")
     assert found.constants["eager_launch_ns_per_layer"] == pytest.approx(
         start.eager_launch_ns_per_layer, rel=0.02
     )
+
+
+def test_every_free_constant_has_a_load_that_tells_it():
+    assert set(TOLD_BY) == set(FREE)
 
 
 @pytest.fixture(scope="module")

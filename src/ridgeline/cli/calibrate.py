@@ -76,11 +76,31 @@ def calibrate(
     found = fitted(observations, say)
     write_json(json, found.to_json())
     show(_constants(found), _figures(found), to_stderr=json == "-")
-    if len(found.observations) < 3:
-        say("few configurations: one with eager mode, one with a small and one with a large batch")
+    for line in _warnings(found):
+        say(f"warning: {line}")
     if json not in (None, "-"):
         say(f"written: {json} (in a study file: `twin: {{calibration: {json}}}`)")
     return 0
+
+
+def _warnings(found: "Calibration") -> list[str]:
+    """What these runs cannot tell, each constant with the traffic that would."""
+    from ridgeline.experiment.probe import TOLD_BY  # noqa: PLC0415
+
+    silent = [name for name in found.constants if name not in found.informed]
+    if not silent:
+        return []
+    lines = [
+        f"{name} stays at its prior: these runs do not tell it (its error would be"
+        f" {found.errors[name]:.0%}); what would: {TOLD_BY[name]}"
+        for name in silent
+    ]
+    of = len(found.constants)
+    return [
+        *lines,
+        f"{len(silent)} of {of} constants are not calibrated: predictions that rest on them are the"
+        " prior's; `ridgeline calibrate --plan FILE` writes the study that has these loads",
+    ]
 
 
 def _plan(out: str, study: Path | None, model: str | None, gpu: str | None) -> int:

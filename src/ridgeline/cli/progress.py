@@ -262,6 +262,10 @@ def plan_time(runs: "Sequence[PlannedRun]") -> str:
     starts = f", {len(started)} engine start{'s' if len(started) > 1 else ''}" if started else ""
     on_gpus = any(run.configuration.gpu is not None for run in real)
     minutes = f" ({gpu / 60:.1f} GPU minutes)" if on_gpus else ""
+    if on_gpus and started:
+        from ridgeline.experiment.budget import EXPECTED_START_S  # noqa: PLC0415
+
+        starts += f" of about {EXPECTED_START_S / 60:g} minutes, which count as GPU minutes too"
     return (
         f"plan: {seconds / 60:.1f} minutes of traffic{minutes}{starts}; replies' ends come on top"
     )

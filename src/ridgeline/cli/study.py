@@ -55,7 +55,11 @@ def study(
     ] = False,
     gpu_minutes: Annotated[
         float | None,
-        typer.Option(metavar="M", min=0, help="Start no run that would exceed M GPU minutes."),
+        typer.Option(
+            metavar="M",
+            min=0,
+            help="Start no run that would exceed M GPU minutes, engine starts included.",
+        ),
     ] = None,
     retries: Annotated[
         int,

@@ -54,8 +54,19 @@ class KeepsEngines(Protocol):
     def fresh(self, configuration: Configuration) -> bool:
         """True when its engine has not been loaded since its start (or is yet to be started)."""
 
+    def starts_due(self, configuration: Configuration) -> int:
+        """How many engines asking for this one would start now."""
+
     def close(self) -> None:
         """Take every engine down."""
+
+
+@runtime_checkable
+class GivesUp(Protocol):
+    """An Engine whose starts can be ended from another thread. Implementations: ResidentEngine."""
+
+    def abandon(self) -> None:
+        """End the starts that are going on, and those to come; they fail."""
 
 
 @dataclass(slots=True)
@@ -103,6 +114,18 @@ class ResidentEngine:
         slot = self._slots[self._key(configuration)]
         return slot.error is None and (not slot.up or slot.loads == 0)
 
+    def starts_due(self, configuration: Configuration) -> int:
+        """See KeepsEngines."""
+        key = self._key(configuration)
+        if self._slots[key].up or self._slots[key].error is not None:
+            return 0
+        group = self._group if key in self._group else self._group_of(key)
+        return sum(not s.up and s.error is None for s in map(self._slots.__getitem__, group))
+
+    def abandon(self) -> None:
+        """See GivesUp."""
+        self._starter.abandon()
+
     @contextlib.contextmanager
     def start(self, configuration: Configuration) -> Iterator[Endpoint]:
         """The configuration's endpoint, started now unless it is up; it stays up afterwards."""
@@ -119,6 +142,9 @@ class ResidentEngine:
         """Take every engine down, side by side: each may take seconds to let go of its GPU."""
         self._take_down(list(self._slots))
 
+    def _group_of(self, key: str) -> list[str]:
+        return next((g for g in self._groups if key in g), [key])
+
     def _key(self, configuration: Configuration) -> str:
         key = repr(configuration)  # holds mappings, so it has no hash
         self._slots.setdefault(key, _Slot(configuration))
@@ -127,7 +153,7 @@ class ResidentEngine:
     def _bring_up(self, key: str) -> None:
         """Start what is missing of the key's group, and take down what does not belong to it."""
         if key not in self._group:
-            self._group = next((g for g in self._groups if key in g), [key])
+            self._group = self._group_of(key)
         self._take_down([k for k in self._slots if k not in self._group])
         slots = [self._slots[k] for k in self._group]
         missing = [s for s in slots if not s.up and s.error is None]

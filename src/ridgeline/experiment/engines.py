@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ridgeline.domain.errors import BadInput, RidgelineError, RunFailed, nearest
 from ridgeline.domain.knobs import Configuration, Launch
 from ridgeline.engines.base import Engine
-from ridgeline.engines.resident import KeepsEngines
+from ridgeline.engines.resident import GivesUp, KeepsEngines
 from ridgeline.experiment.plan import PlannedRun, file_name
 from ridgeline.store.run_directory import StoredRun
 from ridgeline.workload.study import ENGINES, ExperimentSpec, Study
@@ -311,6 +311,17 @@ class Engines:
         """The engine that serves the run."""
         return self._by_name[run.configuration.engine]
 
+    def starts_due(self, run: PlannedRun) -> int:
+        """How many engines have to be started before the run can be loaded."""
+        engine = self.of(run)
+        return engine.starts_due(run.configuration) if isinstance(engine, KeepsEngines) else 0
+
+    def give_up(self) -> None:
+        """End the starts that are going on; they fail."""
+        for engine in self._by_name.values():
+            if isinstance(engine, GivesUp):
+                engine.abandon()
+
     def cold_due(self, run: PlannedRun) -> PlannedRun | None:
         """The cold run that must come before this one: its engine was not loaded since its start.
 
@@ -373,6 +384,14 @@ class Engines:
             repeat=0,
             workload=replace(workload, warmup_s=0.0, duration_s=length, requests=None),
         )
+
+
+def start_seconds(stored: StoredRun) -> float | None:
+    """How long the engine of a run took until it was ready, its slowest replica; None: not told."""
+    replicas = None if stored.facts is None else stored.facts.server.get("replicas")
+    told = [r.get("ready_s") for r in replicas] if isinstance(replicas, list | tuple) else []
+    known = [s for s in told if isinstance(s, int | float)]
+    return max(known, default=None)
 
 
 def _has_cold(configuration: Configuration) -> bool:

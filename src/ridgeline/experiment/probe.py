@@ -27,6 +27,21 @@ LONGEST = 3000  # tokens, or what max_model_len leaves room for
 SLOTS, CROWD = 256, 200
 
 
+# Free constant of the twin -> the traffic that makes it large enough to be seen.
+TOLD_BY: Mapping[str, str] = {
+    "gemm_bandwidth_share": "one user with short prompts (a decode step is reading the weights)",
+    "gemm_flops_share": "one user with long prompts (a prompt step is multiplying)",
+    "step_gap_ns": "one user with short prompts, with graphs",
+    "piecewise_launch_ns_per_layer": "a few dozen users with short prompts (small mixed steps)",
+    "eager_launch_ns_per_layer": "prompts above the largest captured size, or enforce_eager",
+    "prompt_step_ns": "the time to the first token of one user with short prompts",
+    "update_ns_per_request": "a crowd of 100 users or more with short prompts",
+    "receive_ns": "the time to the first token of one user with short prompts",
+    "receive_ns_per_token": "the time to the first token of one user with long prompts",
+    "send_ns_per_chunk": "a crowd of 100 users or more with short prompts",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """One kind of traffic of the probe: closed loop, lengths between low and high."""

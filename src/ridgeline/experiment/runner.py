@@ -21,7 +21,8 @@ from typing import Protocol
 from ridgeline.domain.errors import RunFailed
 from ridgeline.domain.run import SilentWatch, Watch
 from ridgeline.engines.base import Engine
-from ridgeline.experiment.engines import BLOCKS_NOTE, COLD_NOTE, Engines
+from ridgeline.experiment.budget import Budget
+from ridgeline.experiment.engines import BLOCKS_NOTE, COLD_NOTE, Engines, start_seconds
 from ridgeline.experiment.ledger import KEPT, begin_index, entry_of, split_runs
 from ridgeline.experiment.plan import Plan, PlannedRun, plan_runs
 from ridgeline.experiment.protocol import Calibrate, carry_out
@@ -111,9 +112,9 @@ def run_plan(
 
     `engine_for` gives the engine of a configuration's engine name. `keep` False measures also what
     is there (it is moved aside). `gpu_minutes` limits the time of real GPUs: no run starts whose
-    traffic would exceed it; the rest stays planned. `retries`: how often a void run of a real
-    engine is measured again, at once, so that it stays beside its pair. `notes` go into the index.
-    `whole` is the plan that
+    traffic and expected engine start would exceed it; the rest stays planned. `retries`: how often
+    a void run of a real engine is measured again, at once, so that it stays beside its pair.
+    `notes` go into the index. `whole` is the plan that
     this one is a part of: what it holds beyond and is on disk stays in the index as it is.
     `calibrate` tells what the load client can do here, before each run of a real engine.
     """
@@ -128,7 +129,7 @@ def run_plan(
             book.note(note)
         engines = Engines(engine_for, directory.path)
         with contextlib.closing(engines):
-            budget = _Budget(gpu_minutes, retries)
+            budget = Budget(gpu_minutes, retries)
             _do(todo, kept, book, engines, cores=cores or usable_cores(), budget=budget)
     planned = tuple(run.run_id for run in runs)
     states = {book.index.runs[run_id].state for run_id in planned}
@@ -155,7 +156,7 @@ def _do(
     engines: Engines,
     *,
     cores: int,
-    budget: "_Budget",
+    budget: "Budget",
 ) -> None:
     """Twins over the cores, everything else one after another."""
     in_pool = [r for r in todo if r.configuration.engine == "twin"]
@@ -214,47 +215,31 @@ class _Book:
         self.directory.write_index(self.index)
 
 
-@dataclass(slots=True)
-class _Budget:
-    """What real GPUs may be used for: minutes (None = no limit), and tries after a void run."""
-
-    minutes: float | None
-    retries: int = 0
-    used: float = 0.0
-
-    def allows(self, run: PlannedRun) -> bool:
-        """Whether the run's traffic fits into what is left."""
-        if self.minutes is None or run.configuration.engine == "twin":
-            return True
-        seconds = run.workload.warmup_s + run.workload.duration_s
-        return self.used + seconds / 60 * run.configuration.gpus <= self.minutes
-
-    def spend(self, run: PlannedRun, seconds: float) -> None:
-        """Take what a run took, start of its engine included."""
-        self.used += seconds / 60 * run.configuration.gpus
-
-
-def _run_in_turn(
-    runs: Sequence[PlannedRun], book: _Book, engines: Engines, budget: _Budget
-) -> None:
+def _run_in_turn(runs: Sequence[PlannedRun], book: _Book, engines: Engines, budget: Budget) -> None:
     for run in runs:
         if book.watch.stop_asked():
             return
-        if not budget.allows(run):
-            book.left_out(run, f"not run: it would exceed {budget.minutes:g} GPU minutes")
+        refused = budget.refusal(run, engines)
+        if refused is not None:
+            book.left_out(run, refused)
             continue
         begun = time.monotonic()
-        _load_cold(run, book, engines)
-        if book.watch.stop_asked():
-            return
-        done = _measure(run, book, engines)
-        budget.spend(run, time.monotonic() - begun)
+        with budget.watching(run, engines):
+            _load_cold(run, book, engines)
+            if book.watch.stop_asked():
+                return
+            done = _measure(run, book, engines)
+        budget.spend(run, time.monotonic() - begun, start_seconds(done))
+        if budget.given_up:
+            book.note(f"an engine start was given up when {budget.minutes:g} GPU minutes were used")
         for _ in range(0 if run.configuration.engine == "twin" else budget.retries):
-            if done.state != "void" or book.watch.stop_asked() or not budget.allows(run):
+            if done.state != "void" or book.watch.stop_asked() or budget.refusal(run, engines):
                 break
             begun = time.monotonic()
             done = _measure(run, book, engines, void=done)
             budget.spend(run, time.monotonic() - begun)
+    if budget.minutes is not None and budget.used > budget.minutes:
+        book.note(f"{budget.used:.1f} GPU minutes were used, {budget.minutes:g} were planned for")
 
 
 def _measure(
