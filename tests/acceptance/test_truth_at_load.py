@@ -10,67 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ridgeline.domain.knobs import Configuration, Knobs
-from ridgeline.domain.metrics import summarise
-from ridgeline.domain.records import records_from_requests
-from ridgeline.domain.resolvable import read_errors, withhold
-from ridgeline.domain.run import RunFacts, Verdict
-from ridgeline.domain.slo import parse_slo
+from ridgeline.domain.run import Verdict
 from ridgeline.domain.summary import Summary
-from ridgeline.experiment.verdict import Evidence, judge
-from ridgeline.workload.schedule import Schedule
 
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
 from support.driving import Outcome, closed, drive  # noqa: E402
 from support.mock_server import MockProcess, Served, plain_stream  # noqa: E402
+from support.truth import MS, errors_ms, told_of  # noqa: E402
 
 pytestmark = pytest.mark.acceptance
-MS = 1_000_000
-NO_TARGET = parse_slo("")  # p99 is printed whether one is asked for or not
 SPIN = "import os\nos.sched_setaffinity(0, {%d})\nwhile True: pass"
-
-
-def told_of(outcome: Outcome, schedule: Schedule) -> tuple[Verdict, Summary]:
-    """What Ridgeline itself says of the run, and the figures that it would print."""
-    result, records = outcome.result, records_from_requests(outcome.records)
-    facts = RunFacts("measured", result.window, result.client, server_faults=result.faults)
-    summary = summarise(
-        records,
-        result.window,
-        facts=facts,
-        configuration=Configuration("m", Knobs()),
-        slo=NO_TARGET,
-    )
-    late = read_errors(facts.client, records, facts.window)
-    summary = withhold(summary, late, open_loop=False)
-    return judge(Evidence(records, facts, summary, schedule.workload, NO_TARGET)), summary
-
-
-def errors_ms(outcome: Outcome, served: list[Served], users: int) -> tuple[np.ndarray, np.ndarray]:
-    """How far the client's times lie outside what the server's writes allow: TTFT, gaps.
-
-    A chunk left in its write, between the stamp before it and the stamp after it. What counts is
-    what figures are made of: requests sent inside the window, gaps that end there.
-    """
-    truth = {s.identity: s for s in served}
-    zero, first, gaps = outcome.result.zero_ns, [], []
-    window = outcome.result.window
-    for identity, record in outcome.of_identity(users).items():
-        if record.failure is not None or record.chunk_ns is None:
-            continue
-        got = truth[identity]
-        n = len(record.chunk_ns)
-        at = record.chunk_ns + zero
-        low, high = np.array(got.sent_ns[1 : n + 1]), np.array(got.done_ns[1 : n + 1])
-        if window.start_ns <= (record.sent_ns or 0) < window.end_ns:
-            first.append(max(low[0] - at[0], at[0] - high[0], 0))
-        gap = np.diff(at)
-        over, under = gap - (high[1:] - low[:-1]), (low[1:] - high[:-1]) - gap
-        ends = record.chunk_ns[1:]
-        inside = (ends >= window.start_ns) & (ends < window.end_ns)
-        gaps.append(np.maximum(np.maximum(over, under), 0)[inside])
-    return np.array(first) / MS, np.concatenate(gaps) / MS
 
 
 CASES = pytest.mark.parametrize(

@@ -7,42 +7,15 @@ CPU of logging in tests/acceptance/test_client_scaling.py.
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ridgeline.domain.arrivalcheck import arrival_figures
-from ridgeline.domain.knobs import Configuration, Knobs
-from ridgeline.domain.metrics import summarise
-from ridgeline.domain.records import records_from_requests
-from ridgeline.domain.resolvable import read_errors, withhold
-from ridgeline.domain.run import RunFacts, Verdict
-from ridgeline.domain.slo import Slo
-from ridgeline.domain.summary import Summary
-from ridgeline.experiment.verdict import Evidence, judge
+from ridgeline.domain.run import Verdict
 from ridgeline.load.http import Connection
-from ridgeline.workload.schedule import Schedule
-from support.driving import Outcome, RecordingWatch, closed, drive, opened
+from support.driving import RecordingWatch, closed, drive, opened
 from support.mock_server import MockProcess, Script, at_once, plain_stream
-
-MS = 1_000_000
-
-
-def told_of(outcome: Outcome, schedule: Schedule) -> tuple[Summary, Verdict]:
-    """Figures and verdict, as a run of the product gets them."""
-    result, records = outcome.result, records_from_requests(outcome.records)
-    facts = RunFacts("measured", result.window, result.client, server_faults=result.faults)
-    open_loop = not schedule.workload.arrivals.closed_loop
-    summary = summarise(
-        records, result.window, facts=facts, configuration=Configuration("m", Knobs()), slo=Slo(),
-        open_loop=open_loop,
-    )  # fmt: skip
-    late = read_errors(facts.client, records, facts.window)
-    summary = withhold(summary, late, open_loop=open_loop)
-    if open_loop:
-        summary = replace(summary, arrivals=arrival_figures(records, facts.window))
-    return summary, judge(Evidence(records, facts, summary, schedule.workload, Slo()))
+from support.truth import MS, errors_ms, told_of
 
 
 def client_reasons(verdict: Verdict) -> str:
@@ -69,7 +42,7 @@ def test_a_slow_client_names_itself_and_not_the_server(monkeypatch: pytest.Monke
     with MockProcess([plain_stream(1, first_ms=50)]) as mock:
         outcome = drive(mock.url, load)
         mock.stop()
-    summary, verdict = told_of(outcome, load)
+    verdict, summary = told_of(outcome, load)
     client = outcome.result.client
     assert summary.arrivals is not None
     skew = summary.arrivals.burst_skew_max_s
@@ -126,7 +99,7 @@ def test_a_stalling_loop_is_measured_marked_and_void() -> None:
     assert client.loop_lag_max_s >= 0.19
     marked = np.concatenate([r.chunk_shared for r in outcome.records if r.chunk_shared is not None])
     assert 0.05 < marked.mean() < 0.4  # a tenth; more where the machine stalls it too
-    summary, verdict = told_of(outcome, load)
+    verdict, summary = told_of(outcome, load)
     reason = client_reasons(verdict)
     assert "because the client read them late" in reason
     assert "loop lag" in reason
@@ -181,7 +154,7 @@ def test_a_reply_in_one_piece_has_no_speed(pieces: int) -> None:
     load = closed(12, duration_s=2.5)
     with MockProcess([Script(parts)]) as mock:
         outcome = drive(mock.url, load)
-    summary, _ = told_of(outcome, load)
+    _, summary = told_of(outcome, load)
     assert summary.ttft_s.p50 is not None
     assert summary.ttft_s.p50 == pytest.approx(1.0, abs=0.05)
     spans_s = [((r.last_ns or 0) - (r.first_ns or 0)) / 1e9 for r in outcome.records]
@@ -207,7 +180,7 @@ def test_a_full_client_is_right_or_says_lag_cpu_and_backlog() -> None:
     with MockProcess([at_once(plain_stream(200), 1.0)]) as mock:
         outcome = drive(mock.url, load)
         mock.stop()
-    summary, verdict = told_of(outcome, load)
+    verdict, summary = told_of(outcome, load)
     truth = {s.identity: s for s in mock.served}
     zero, errors = outcome.result.zero_ns, []
     for identity, record in outcome.of_identity(32).items():
@@ -224,3 +197,30 @@ def test_a_full_client_is_right_or_says_lag_cpu_and_backlog() -> None:
         reason = client_reasons(verdict)
         for words in ("loop lag", "CPU", "receive backlog"):
             assert words in reason
+
+
+# -- the truth at load, in short (in full: tests/acceptance/test_truth_at_load.py)
+
+
+@pytest.mark.parametrize(
+    ("streams", "gap_ms", "chunks"), [(200, 20, 25), (40, 10, 50)], ids=["200x50/s", "40x100/s"]
+)
+def test_never_wrong_and_valid(streams: int, gap_ms: int, chunks: int) -> None:
+    """Whatever else the machine does: p99 within a millisecond of the server's stamps, or withheld,
+    or the run is void and names the client.
+    """
+    starts = [int(i * chunks * gap_ms * MS / streams) for i in range(streams)]
+    load = closed(streams, duration_s=2.0, warmup_s=0.5, start_ns=starts, output_tokens=chunks)
+    with MockProcess([plain_stream(chunks, first_ms=gap_ms, gap_ms=gap_ms)]) as mock:
+        outcome = drive(mock.url, load, grace_s=20.0)
+        mock.stop()
+    verdict, summary = told_of(outcome, load)
+    ttft, itl = errors_ms(outcome, mock.served, streams)
+    assert len(ttft) > streams
+    if not verdict.valid:
+        assert client_reasons(verdict), verdict.reasons
+        return
+    for errors, figures in ((ttft, summary.ttft_s), (itl, summary.itl_s)):
+        for percent in (50, 95, 99):
+            if getattr(figures, f"p{percent}") is not None:
+                assert np.quantile(errors, percent / 100) <= max(1.0, 0.05 * gap_ms)
