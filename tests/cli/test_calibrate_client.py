@@ -1,14 +1,18 @@
 """`bench --calibrate`, and the short form before every run of a real server."""
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ridgeline.cli.main import run as ridgeline
+from ridgeline.domain.calibration import ClientCalibration, ClientLevel
 from ridgeline.load import selftest
 from ridgeline.load.selftest import NullServerProcess
+from ridgeline.report.selftest import calibration_table
 
 LOAD = ["--users", "2", "--duration", "1", "--warmup", "0", "--output-tokens", "5"]
 
@@ -80,3 +84,18 @@ def test_bad_input_is_one_line(
     assert ridgeline(["bench", *args]) == 2
     (told,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("ridgeline: ")]
     assert line in told
+
+
+def test_every_level_fits_into_80_columns() -> None:
+    level = ClientLevel(
+        kind="requests", asked_per_s=99_999.0, requests_per_s=99_999.0, chunks_per_s=199_999.0,
+        compared=9, failed=0, ttft_error_p50_s=0.00123, ttft_error_p99_s=0.2581,
+        itl_error_p50_s=0.0, itl_error_p99_s=1.5, send_lateness_p50_s=0.0099949,
+        send_lateness_p99_s=0.3517, loop_lag_p99_s=0.4055, cpu_share=0.99,
+        server_lateness_p50_s=0.0, server_was_the_limit=False,
+    )  # fmt: skip
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(calibration_table(ClientCalibration(100, 1, 1.0, (level,))))
+    row = console.export_text().splitlines()[-1].split()
+    assert row == ["requests", "99", "999", "199", "999", "1.23", "258", "0.00", "1500", "9.99",
+                   "352", "406", "99%", "late"]  # fmt: skip

@@ -53,7 +53,7 @@ def calibration_table(able: ClientCalibration) -> Table:
     titles = ("load", "req/s", "chunks/s", "TTFT err", "ITL err", "sent late", "lag", "CPU", "")
     table = Table(
         title="p50 and p99 of errors and of lateness, p99 of the loop's lag, in ms",
-        box=None, pad_edge=False, title_justify="left",
+        box=None, pad_edge=False, padding=(0, 1), title_justify="left",
     )  # fmt: skip
     for title in titles:
         left = title in ("load", "")
@@ -90,7 +90,11 @@ def _pair(first: float | None, second: float | None) -> str:
 
 
 def _bare(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.2f}"
+    """Milliseconds in at most four characters, where they are below ten seconds."""
+    if seconds is None:
+        return "-"
+    value = seconds * 1e3
+    return f"{value:.2f}" if value < 9.995 else f"{value:.0f}"
 
 
 def _ms(seconds: float | None) -> str:
