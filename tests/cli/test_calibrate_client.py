@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.main import run as ridgeline
+from ridgeline.cli.selftest import Calibrated
 from ridgeline.domain.calibration import ClientCalibration, ClientLevel
+from ridgeline.domain.workload import Arrivals, Client, Workload
 from ridgeline.load import selftest
 from ridgeline.load.selftest import NullServerProcess
 from ridgeline.report.selftest import calibration_table
@@ -99,3 +101,21 @@ def test_every_level_fits_into_80_columns() -> None:
     row = console.export_text().splitlines()[-1].split()
     assert row == ["requests", "99", "999", "199", "999", "1.23", "258", "0.00", "1500", "9.99",
                    "352", "406", "99%", "late"]  # fmt: skip
+
+
+def test_once_for_all_runs_with_as_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as will drive: with fewer users than workers, there are as many as users."""
+    asked: list[tuple[float, int]] = []
+
+    def calibrate(streams: float, workers: int) -> ClientCalibration:
+        asked.append((streams, workers))
+        return ClientCalibration(100, workers, 1.0, problem="not tried")
+
+    monkeypatch.setattr(selftest, "calibrate_client", calibrate)
+    told: list[str] = []
+    calibrated = Calibrated(told.append)
+    for users, workers in ((8, 2), (64, 2), (1, 2), (1, 1)):
+        load = Workload(Arrivals(users=users), client=Client(workers=workers))
+        assert calibrated(load).workers == min(users, workers)
+    assert asked == [(8.0, 2), (1.0, 1)]
+    assert len(told) == 2

@@ -28,7 +28,10 @@ class Calibrated:
         from ridgeline.load.selftest import calibrate_client  # noqa: PLC0415
         from ridgeline.report.selftest import calibration_words  # noqa: PLC0415
 
-        workers = workers_for(workload.client.workers)
+        arrivals = workload.arrivals
+        workers = workers_for(
+            workload.client.workers, arrivals.peak_users, arrivals.max_concurrency
+        )
         if workers not in self._known:
             self._known[workers] = found = calibrate_client(workload.arrivals.peak, workers)
             self._tell(f"client calibration: {calibration_words(found)}")

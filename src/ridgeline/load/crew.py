@@ -40,8 +40,7 @@ def drive_with(workers: int, job: Job, sink: RecordSink, watch: Watch) -> DriveR
     without a user would have nothing to do, and every one takes a slot at least.
     """
     schedule = job.schedule
-    most = schedule.users or schedule.workload.arrivals.max_concurrency
-    workers = workers if most is None else min(workers, most)
+    workers = workers_for(workers, schedule.users, schedule.workload.arrivals.max_concurrency)
     if workers == 1:
         return drive(job, sink, watch)
     with Crew(workers, job, sink, watch) as crew:
@@ -279,6 +278,11 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def workers_for(wanted: int | str) -> int:
-    """A number of workers; "auto" leaves one of the cores to everything else."""
-    return max(1, usable_cores() - 1) if wanted == "auto" else int(wanted)
+def workers_for(wanted: int | str, users: int | None = None, slots: int | None = None) -> int:
+    """A number of workers, at most as many as there are users (or slots under a cap, if any).
+
+    "auto" leaves one of the cores to everything else.
+    """
+    number = max(1, usable_cores() - 1) if wanted == "auto" else int(wanted)
+    most = users or slots
+    return number if most is None else min(number, most)
