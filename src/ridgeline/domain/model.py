@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.errors import BadInput, nearest
+from ridgeline.domain.vision import ImageGrid
 
 # model_type of a decoder with grouped-query attention and a gated MLP. The value says where its
 # sliding windows are: no layer, every layer, or the family's own pattern.
@@ -23,6 +24,12 @@ DENSE_TYPES = {
 }  # fmt: skip
 EXPERT_TYPES = {"qwen3_moe": "none", "qwen3_vl_moe_text": "none", "mixtral": "all"}
 SUPPORTED = (*DENSE_TYPES, *EXPERT_TYPES, "qwen3_vl_moe")
+# model_type of a model that sees: (patch size, merge size, least and most pixels of an image), each
+# as its configuration and its image processor have it unless the model's files say otherwise.
+IMAGE_RULES = {
+    "qwen2_vl": (14, 2, 56 * 56, 28 * 28 * 16384), "qwen2_5_vl": (14, 2, 56 * 56, 28 * 28 * 16384),
+    "qwen3_vl": (16, 2, 256 * 256, 4096 * 4096), "qwen3_vl_moe": (16, 2, 256 * 256, 4096 * 4096),
+}  # fmt: skip
 WRAPPERS = ("text_config", "llm_config", "language_config")
 # Why some well-known families are refused.
 REFUSED = {
@@ -68,6 +75,7 @@ class ModelShape:
     windows: tuple[int | None, ...]
     experts: Experts | None = None
     weight_format: str | None = None  # quantisation that the published weights already carry
+    image_grid: ImageGrid | None = None  # None: takes no images, or its rule is not known
 
     @property
     def full_attention_layers(self) -> int:
@@ -135,7 +143,19 @@ def shape_from_config(name: str, config: Mapping[str, Any]) -> ModelShape:
         windows=_windows(need, kind, layers),
         experts=_experts(need, layers) if kind in EXPERT_TYPES else None,
         weight_format=_weight_format(name, {**config, **text}),
+        image_grid=_image_grid(config),
     )
+
+
+def _image_grid(config: Mapping[str, Any]) -> ImageGrid | None:
+    rule = IMAGE_RULES.get(str(config.get("model_type")))
+    if rule is None:
+        return None
+    patch, merge, least, most = rule
+    vision = config.get("vision_config") or {}
+    patch = int(vision.get("patch_size") or patch)
+    merge = int(vision.get("spatial_merge_size") or merge)
+    return ImageGrid(patch * merge, least, most)
 
 
 class _Reader:

@@ -176,12 +176,16 @@ class PromptFile:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Synthetic images in every prompt: how many, their size in pixels, png | jpeg."""
+    """Synthetic images in every prompt: how many, their size in pixels, png | jpeg.
+
+    tokens: what one adds to a prompt, for a twin; None = by the model's own rule (`domain.vision`).
+    """
 
     count: int = 1
     width: int = 512
     height: int = 512
     format: str = "png"
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

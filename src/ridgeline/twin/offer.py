@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ridgeline.domain.model import ModelShape
+from ridgeline.domain.vision import image_tokens
 from ridgeline.twin.fleet import Fleet
 from ridgeline.twin.replica import Replica
 from ridgeline.twin.request import Request
@@ -36,6 +38,7 @@ class Offer:
         self._busy = 0  # slots taken, where there is a cap
         self._waiting: deque[tuple[_Item, int]] = deque()  # with the time they were meant for
         self._items: dict[int, _Item] = {}  # by request number, of those that something follows
+        self._pictured: tuple[int, ...] = ()  # tokens of images in each prompt, by class
         self._fleet: Fleet | None = None
 
     @property
@@ -47,6 +50,7 @@ class Offer:
         """Put the first sends into the fleet's future."""
         self._fleet = fleet
         schedule = self.schedule
+        self._pictured = _pictured(schedule, fleet.twin.shape)
         if schedule.users is not None:
             assert schedule.user_start_ns is not None
             for user, start in enumerate(schedule.user_start_ns.tolist()):
@@ -166,7 +170,7 @@ class Offer:
         priority = None if kind is None else self.schedule.workload.classes[kind].priority
         return Request(
             len(self.requests),
-            planned.prompt_tokens,
+            planned.prompt_tokens + self._pictured[kind or 0],
             planned.output_tokens,
             chain=_chain(planned, self.schedule.identity(number, planned.turn)),
             sent_ns=now,
@@ -182,6 +186,15 @@ class _Item:
     planned: PlannedRequest
     user: int | None = None
     turn: int = 0
+
+
+def _pictured(schedule: Schedule, shape: ModelShape) -> tuple[int, ...]:
+    """Tokens that images add to a prompt of each class. Raises BadInput where that is not known."""
+    pictures = (kind.prompts.images for kind in schedule.workload.kinds)
+    return tuple(
+        0 if images is None else image_tokens(images, shape.image_grid, shape.name)
+        for images in pictures
+    )
 
 
 def _chain(planned: PlannedRequest, identity: int) -> tuple[tuple[int, int], ...] | None:

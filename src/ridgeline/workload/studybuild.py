@@ -10,7 +10,9 @@ from pydantic import BaseModel, ValidationError
 from ridgeline.domain.errors import BadInput, nearest
 from ridgeline.domain.hardware import gpu as known_gpu
 from ridgeline.domain.knobs import Calibration, Configuration, Knobs, Launch
+from ridgeline.domain.model import shape
 from ridgeline.domain.slo import Slo
+from ridgeline.domain.vision import image_tokens
 from ridgeline.workload.calibrationfile import read_calibration
 from ridgeline.workload.enginemodel import HardwarePart, LaunchPart
 from ridgeline.workload.gpufile import GPU_FILES, read_gpu
@@ -59,6 +61,7 @@ def build_study(source: Source, text: str, folder: Path) -> Study:
         build_workload(source, part.workload, ("workload",)),
         _lines(source, ("baseline",)),
     )
+    _check_countable(source, base)
     if not part.experiments and part.findings:
         raise source.error(("findings",), "findings compare experiments, and there are none")
     specs = (base, *(_experiment(source, base, i, part, folder) for i in range(len(names) - 1)))
@@ -147,7 +150,7 @@ def _depth(body: Any, path: Path_) -> int:
 
 
 def _refuse_images(source: Source, part: StudyPart) -> None:
-    """Images go to real servers, by chat, and not into a talk."""
+    """Images go by chat and not into a talk; a twin must know how many tokens they are."""
     work = part.workload
     places: list[Path_] = [("workload", "prompts")]
     places += [("workload", "classes", name, "prompts") for name in work.classes or {}]
@@ -156,14 +159,25 @@ def _refuse_images(source: Source, part: StudyPart) -> None:
         if prompts is None or prompts.images is None:
             continue
         why = None
-        if part.engine == "twin":
-            why = "the twin knows no images"
-        elif part.api != "chat":
+        if part.api != "chat":
             why = "images can only be sent to chat"
         elif work.sessions is not None:
             why = "images do not go with sessions"
         if why is not None:
             raise source.error((*path, "images"), why, "leave them out")
+
+
+def _check_countable(source: Source, base: ExperimentSpec) -> None:
+    """A twin prices an image by its tokens: they must be known."""
+    pictures = [k.prompts.images for k in base.workload.kinds if k.prompts.images is not None]
+    if base.configuration.engine != "twin" or not pictures:
+        return
+    known = shape(base.configuration.model)
+    try:
+        for images in pictures:
+            image_tokens(images, known.image_grid, known.name)
+    except BadInput as error:
+        raise source.error(("workload", "prompts", "images"), error.what, error.fix) from None
 
 
 def _unique_names(source: Source, part: StudyPart) -> list[str]:

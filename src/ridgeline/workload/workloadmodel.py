@@ -123,6 +123,10 @@ class ImagesPart(Part):
     width: int = amount("pixels", "width", default=512, ge=1, le=8192)
     height: int = amount("pixels", "height", default=512, ge=1, le=8192)
     format: Literal["png", "jpeg"] = Field("png", description="jpeg needs Pillow")
+    tokens: int | None = amount(
+        "tokens", "of one image, for a twin; by the model's rule unless given",
+        default=None, ge=1, le=1_000_000,
+    )  # fmt: skip
 
 
 class PromptFilePart(Part):
