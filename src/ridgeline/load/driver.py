@@ -31,7 +31,7 @@ LIVE_NS = 500_000_000
 FAILED_PAUSE_NS = 100_000_000  # a user whose request failed begins the next no sooner than this
 RARE_COLLECTIONS = 20_000  # new objects until the collector looks: the client makes no cycles
 DEAD_NS = 10_000_000_000  # no connection for so long, and none in use: the server is gone
-MOST_ROWS = 256  # ended requests that are handed in at once, without waiting for the sweep
+MOST_ROWS = 1024  # ended requests that are handed in at once, without waiting for the sweep
 
 
 class Driver:

@@ -13,7 +13,7 @@ _KEPT_BYTES = 1 << 14  # of a body that is not a stream, for its message
 _TEXT = re.compile(rb'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))++')
 _TEXT_KEYS = (b'"content":"', b'"text":"', b'"content": "', b'"text": "')
 
-_FEW = 8  # events of a read that are looked at one by one before the form of a stream is known
+_FEW = 4  # events of a read that are looked at one by one before the form of a stream is known
 _END = b"\n\ndata: [DONE]\n\n"
 _KEPT_REPLIES, _KEPT_REPLY_BYTES = 256, 4096
 # a whole reply without its id -> chunks, events, whether it answers, usage, finish reason, end
@@ -102,7 +102,12 @@ class Reply:
                 self._body += block[:_KEPT_BYTES]
             return 0
         try:
-            if first and block.endswith(_END) and self._take_whole(block, stamp_ns, kernel):
+            if (
+                first
+                and len(block) <= _KEPT_REPLY_BYTES
+                and block.endswith(_END)
+                and self._take_whole(block, stamp_ns, kernel)
+            ):
                 return len(self.stamps)
             if (
                 self._splitter is None
@@ -132,7 +137,7 @@ class Reply:
         said = _whole_replies.get(key)
         if said is None:
             self._take(block, stamp_ns, kernel)  # what it raises is for `body`
-            if self.error is None and self._prefix is None and len(key) <= _KEPT_REPLY_BYTES:
+            if self.error is None and self._prefix is None:
                 if len(_whole_replies) >= _KEPT_REPLIES:
                     _whole_replies.clear()
                 _whole_replies[key] = (

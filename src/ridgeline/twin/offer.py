@@ -178,7 +178,7 @@ class Offer:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a request: frozen ones take longer to make
 class _Item:
     """What is sent: the number of its item in the schedule, and whose how manieth it is."""
 

@@ -137,7 +137,9 @@ class Schedule:
             self.prompt_tokens.item(row),
             self.output_tokens.item(row),
             () if group < 0 else self._prefix(group, kind),
-            self._pause_ns(row) if self.pauses else 0,
+            0
+            if self.pause_ns is None and not self.workload.arrivals.think_time_s
+            else self._pause_ns(row),
             kind,
             entry=None if self.entry_of is None else self._entry(row),
         )
