@@ -1,8 +1,9 @@
 """A stand-in for an engine process: prints a given log, then ends, hangs or serves.
 
 usage: fake_engine.py LOGFILE ending [--port N and anything else that an engine is given]
-ending: exit=CODE | serve | hang (health 200, completions never) | child (serve, with a child) |
-children (the same, and one in a session of its own)
+ending: exit=CODE | late-exit=CODE (after a second) | serve | hang (health 200, completions never) |
+child (serve, with a child) | children (the same, and one in a session of its own) |
+stall (serve one completion, then none, with frozen gauges)
 """
 
 import http.server
@@ -13,17 +14,35 @@ import threading
 import time
 from pathlib import Path
 
+# An engine core that stands still behind an API server that does not: the gauges freeze.
+PAGES = {
+    "/v1/models": '{"data": [{"id": "tiny"}]}',
+    "/metrics": "vllm:num_requests_running 12\nvllm:num_requests_waiting 5\n"
+    "vllm:iteration_tokens_total_count 88100\n",
+}
+
 
 class Handler(http.server.BaseHTTPRequestHandler):
     ending = "serve"
+    answered = False
 
     def do_GET(self) -> None:
+        if self.ending == "stall" and self.path in PAGES:
+            body = PAGES[self.path].encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
         self.send_response(503 if "--not-healthy" in sys.argv else 200)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     def do_POST(self) -> None:
-        if self.ending == "hang":
+        answered = Handler.answered
+        Handler.answered = True
+        if self.ending == "hang" or (self.ending == "stall" and answered):
             time.sleep(600)
         self.send_response(200)
         self.send_header("Content-Length", "2")
@@ -38,6 +57,10 @@ def main() -> None:
     print(Path(sys.argv[1]).read_text(), flush=True)
     print("CUDA_VISIBLE_DEVICES =", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
     ending = sys.argv[2]
+    if ending.startswith("late-exit="):
+        time.sleep(1.0)
+        print("ended at", time.monotonic(), flush=True)
+        sys.exit(int(ending.removeprefix("late-exit=")))
     if ending.startswith("exit="):
         sys.exit(int(ending.removeprefix("exit=")))
     if ending == "children":

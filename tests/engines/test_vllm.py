@@ -16,11 +16,18 @@ import pytest
 
 from ridgeline.domain.errors import BadInput, EndpointError, RunFailed
 from ridgeline.domain.knobs import Configuration, Knobs, Launch
+from ridgeline.domain.records import MemorySink
+from ridgeline.domain.run import SilentWatch
+from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines import started
+from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.process import EngineProcess
+from ridgeline.engines.resident import ResidentEngine
 from ridgeline.engines.started import ServerLaunch, free_port
 from ridgeline.engines.vllm import VllmEngine
 from ridgeline.engines.vllm_args import serve_arguments
+from ridgeline.telemetry import stalled
+from ridgeline.workload.schedule import draw_schedule
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 
@@ -76,6 +83,25 @@ def test_a_failed_start_is_known_at_once_with_its_class(tmp_path: Path) -> None:
     assert caught.value.exit_code == 3
     assert caught.value.where is not None
     assert "No available memory" in Path(caught.value.where).read_text()
+
+
+def test_an_end_is_known_within_a_second(tmp_path: Path) -> None:
+    """C-ST-02: not when the ready limit of 600 s is over. A busy machine gets three tries."""
+    log = "ERROR torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    delays = []
+    for _ in range(3):
+        engine = VllmEngine(launch(tmp_path, log, "late-exit=1", ready_s=600))
+        with (
+            pytest.raises(RunFailed, match=r"oom_weights") as caught,
+            engine.start(configuration()),
+        ):
+            pass
+        known = time.monotonic()
+        text = Path(caught.value.where or "").read_text()
+        delays.append(known - float(text.split("ended at ")[1].split()[0]))
+        if delays[-1] < 1.0:
+            break
+    assert min(delays) < 1.0, delays
 
 
 def test_health_200_without_completions_is_a_hang(tmp_path: Path) -> None:
@@ -309,6 +335,48 @@ def test_an_engine_that_dies_under_load_is_told_in_its_own_words(tmp_path: Path)
             endpoint.drive(None, None, None)  # type: ignore[arg-type]
         assert caught.value.failure_class == "oom_load"  # type: ignore[attr-defined]
         assert not endpoint.alive()
+
+
+def test_an_engine_that_stands_still_is_ended_and_started_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C-ST-04: requests run and wait, no step is taken, /health says 200 all the while."""
+    monkeypatch.setattr(stalled, "STALLED_S", 2.0)
+    work = Workload(Arrivals(users=2), duration_s=60.0, warmup_s=0.0)
+    drive = DrivePlan(draw_schedule(work), "salt", "completions")
+    resident = ResidentEngine(VllmEngine(launch(tmp_path, "INFO up", "stall")))
+    wanted = configuration()
+    begun = time.monotonic()
+    with resident.start(wanted) as endpoint:
+        first = endpoint._replicas[0]  # type: ignore[attr-defined]
+        said = r"stalled: no step and no token for \d+ s with 12 requests running and 5 waiting"
+        with pytest.raises(RunFailed, match=said) as caught:
+            endpoint.drive(drive, MemorySink(), SilentWatch())
+    assert caught.value.failure_class == "stalled"  # type: ignore[attr-defined]
+    assert time.monotonic() - begun < 30.0  # the client's own limits are 60 s and more
+    assert first.process.poll() is None
+    with resident.start(wanted) as again:
+        assert again._replicas[0].process is not first.process  # type: ignore[attr-defined]
+        assert first.process.poll() is not None
+    resident.close()
+
+
+def test_a_request_that_can_never_run_is_told_before_any_traffic(tmp_path: Path) -> None:
+    """C-ST-08: a prompt of 25 000 tokens before a KV cache of 20 000."""
+    log = (
+        "INFO GPU KV cache size: 20,000 tokens\n"
+        "INFO Maximum concurrency for 32,768 tokens per request: 0.61x\n"
+    )
+    engine = VllmEngine(launch(tmp_path, log, "stall"))
+    work = Workload(Arrivals(users=1), Prompts(Lengths(25_000)), Outputs(Lengths(8)),
+                    duration_s=60.0, warmup_s=0.0)  # fmt: skip
+    with engine.start(configuration()) as endpoint, pytest.raises(RunFailed) as caught:
+        endpoint.drive(DrivePlan(draw_schedule(work), "salt"), MemorySink(), SilentWatch())
+    text = str(caught.value)
+    assert "a request of 25,008 tokens can never run: the KV cache holds 20,000" in text
+    assert "0.61 of a request of max_model_len" in text
+    assert "set max_model_len to 20000" in text
+    assert caught.value.failure_class == "kv_too_small"  # type: ignore[attr-defined]
 
 
 OUT_OF_MEMORY = """\

@@ -1,6 +1,8 @@
 # ruff: noqa: E501  log lines are as long as vLLM writes them
 """Start-up logs as vLLM writes them, and the causes hidden in failed ones."""
 
+import random
+
 from ridgeline.engines.vllm_log import classify_failure, read_start_up
 
 LOG_021 = """\
@@ -89,3 +91,25 @@ def test_an_unknown_end_quotes_the_last_error_and_guesses_nothing() -> None:
     assert (failure.kind, failure.line) == ("unknown", "KeyError: 'rope_scaling'")
     assert classify_failure("", 1).kind == "unknown"
     assert classify_failure("INFO fine", 137).kind == "killed"
+
+
+def test_stat_lines_that_are_off_are_a_fact_not_a_throughput_of_zero() -> None:
+    """C-ST-07: with eight API servers vLLM logs no periodic lines."""
+    notice = "WARNING AsyncLLM created with api_server_count more than 1; disabling stats logging to avoid incomplete stats."
+    start = read_start_up(LOG_021 + notice)
+    assert start.stats_off is True
+    assert read_start_up(LOG_021).stats_off is False
+    assert not any("throughput" in name for name in start.__dataclass_fields__)
+
+
+def test_lines_that_nobody_expects_break_nothing() -> None:
+    rng = random.Random(7)
+    for _ in range(300):
+        words = LOG_021.split(" ")
+        for _ in range(rng.randrange(1, 40)):
+            at = rng.randrange(len(words))
+            words[at] = rng.choice(["", "\n", "\x1b[31m", "�" * 9, "1,2,3.", "took s", "x" * 5000])
+        text = " ".join(words)
+        start = read_start_up(text)
+        assert start.kv_tokens is None or start.kv_tokens >= 0
+        assert classify_failure(text, 1).line

@@ -1,9 +1,19 @@
 """GPU counters: unknown is None, throttling has a reason, strangers are named."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
-from ridgeline.telemetry.gpu import GpuSample, NvmlSampler, summarise_gpu, throttle_reasons
+import pynvml
+import pytest
+
+from ridgeline.telemetry.gpu import (
+    GpuSample,
+    NvmlSampler,
+    open_nvml,
+    summarise_gpu,
+    throttle_reasons,
+)
 
 
 class NoSuchThing(Exception):
@@ -63,3 +73,34 @@ def test_a_summary_means_only_what_was_measured_and_names_strangers() -> None:
     assert summary.throttled == {"power cap": 0.25}
     assert summary.strangers == (12,)
     assert summarise_gpu([]) is None
+
+
+def test_without_nvml_there_is_no_gpu_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", missing)
+    assert open_nvml() is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not even the Python side of it
+    assert open_nvml() is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "found"),
+    [(None, ["0", "1", "2"]), ("2,0,7", ["2", "0"]), ("GPU-ab, GPU-cd", ["GPU-ab", "GPU-cd"])],
+)
+def test_the_gpus_are_those_that_cuda_shows(
+    monkeypatch: pytest.MonkeyPatch, shown: str | None, found: list[str]
+) -> None:
+    driver = SimpleNamespace(
+        NVMLError=NoSuchThing, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=str, nvmlDeviceGetHandleByUUID=str,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    if shown is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    sampler = open_nvml()
+    assert isinstance(sampler, NvmlSampler)
+    assert sampler._handles == found

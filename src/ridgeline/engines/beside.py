@@ -19,6 +19,7 @@ from ridgeline.telemetry.sampling import (
     summarise_engine,
     summarise_host,
 )
+from ridgeline.telemetry.stalled import StallProbe
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +112,30 @@ class StartedEndpoint:
         self._processes = units if router is None else {**units, "router": router}
         self._gpus = gpus
         self._beside = Beside()
+        self._stalled: str | None = None
 
     def alive(self) -> bool:
-        """True while every process runs."""
-        return all(one.process.poll() is None for one in self._processes.values())
+        """True while every process runs and the engine takes steps."""
+        return self._stalled is None and all(
+            one.process.poll() is None for one in self._processes.values()
+        )
 
     def beside(self) -> Beside:
         """What happened beside the last drive."""
         return self._beside
 
     def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
-        """Offer the traffic; see Endpoint.drive. Raises RunFailed when a process died meanwhile."""
+        """Offer the traffic; see Endpoint.drive.
+
+        Raises RunFailed when a process died or stood still meanwhile, and before any traffic when a
+        request would not fit into the KV cache.
+        """
+        self._refuse_longer_than_kv(plan)
         marks = {unit: one.process.log_size() for unit, one in self._processes.items()}
-        clock = ClockWatch(watch)
+        engines = [StallProbe(EngineProbe(r.url, _unit(i))) for i, r in enumerate(self._replicas)]
+        clock = _StopsWhenStalled(watch, engines)
         host = HostProbe({u: one.process.pid for u, one in self._processes.items() if one.ours})
         gpu = None if self._gpus is None else GpuProbe(*self._gpus)
-        engines = [EngineProbe(r.url, _unit(i)) for i, r in enumerate(self._replicas)]
         sampling = Sampling([*engines, host, *([] if gpu is None else [gpu])])
         rows: tuple[TelemetryRow, ...] = ()
         facts: RunFacts | None = None
@@ -134,11 +143,12 @@ class StartedEndpoint:
             with sampling:
                 facts = self._http.drive(plan, sink, clock)
         except EndpointError:
-            if self.alive():
+            if self.alive() and clock.stalled is None:
                 raise
         finally:
             rows = sampling.rows(clock.zero_ns) if clock.zero_ns is not None else ()
             self._beside = Beside(rows, self._log_since(marks))
+        self._stalled = clock.stalled
         if facts is None or not self.alive():
             raise self._died()
         return replace(
@@ -161,7 +171,48 @@ class StartedEndpoint:
             code = replica.process.poll()
             if code is not None:
                 return ended(replica, code, "during the run")
+        if self._stalled is not None:
+            error = RunFailed(
+                f"stalled: {self._stalled}",
+                where=str(self._replicas[0].process.log),
+                fix="the engine is taken down; see its log",
+            )
+            error.failure_class = "stalled"  # type: ignore[attr-defined]
+            return error
         return RunFailed("the engine ended", where="engine")
+
+    def _refuse_longer_than_kv(self, plan: DrivePlan) -> None:
+        """Such a request waits at the head of the queue for ever, with 200 on /health."""
+        for replica in self._replicas:
+            tokens, share = replica.start.get("kv_tokens"), replica.start.get("max_concurrency")
+            if not isinstance(tokens, int) or (longest := plan.schedule.longest) <= tokens:
+                continue
+            of = f", {share:g} of a request of max_model_len" if share else ""
+            error = RunFailed(
+                f"kv_too_small: a request of {longest:,} tokens can never run: the KV cache holds"
+                f" {tokens:,}{of}",
+                where=str(replica.process.log),
+                fix=f"set max_model_len to {tokens} and ask for shorter ones, or give it more KV",
+            )
+            error.failure_class = "kv_too_small"  # type: ignore[attr-defined]
+            raise error
+
+
+class _StopsWhenStalled(ClockWatch):
+    """Ends the drive of an engine that stands still, as the user would."""
+
+    def __init__(self, watch: Watch, probes: Sequence[StallProbe]) -> None:
+        super().__init__(watch)
+        self._probes = probes
+
+    @property
+    def stalled(self) -> str | None:
+        """How the first replica that stands still does so."""
+        return next((p.stalled for p in self._probes if p.stalled is not None), None)
+
+    def stop_asked(self) -> bool:
+        """True when the user asks, or an engine stands still."""
+        return self.stalled is not None or super().stop_asked()
 
 
 def ended(replica: Replica, code: int, when: str) -> RunFailed:

@@ -164,15 +164,24 @@ class NvmlSampler:
 
 
 def open_nvml() -> NvmlSampler | None:
-    """A sampler of the GPUs that CUDA_VISIBLE_DEVICES leaves; None without a driver."""
-    import pynvml  # noqa: PLC0415  only where GPUs are asked for
+    """A sampler of the GPUs that CUDA_VISIBLE_DEVICES leaves; None without NVML or a driver."""
+    try:
+        import pynvml  # noqa: PLC0415  only where GPUs are asked for
+    except ImportError:
+        return None
 
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        numbers = [int(g) for g in shown.split(",") if g.isdigit()] if shown else list(range(count))
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in numbers if i < count]
+        names = [g.strip() for g in shown.split(",")] if shown else [str(i) for i in range(count)]
+        handles = [
+            pynvml.nvmlDeviceGetHandleByUUID(name)
+            if name.startswith("GPU-")
+            else pynvml.nvmlDeviceGetHandleByIndex(int(name))
+            for name in names
+            if name.startswith("GPU-") or (name.isdigit() and int(name) < count)
+        ]
     except pynvml.NVMLError:
         return None
     return NvmlSampler(pynvml, handles) if handles else None
