@@ -119,3 +119,35 @@ def test_once_for_all_runs_with_as_many_workers(monkeypatch: pytest.MonkeyPatch)
         assert calibrated(load).workers == min(users, workers)
     assert asked == [(8.0, 2), (1.0, 1)]
     assert len(told) == 2
+
+
+STUDY = """\
+name: two
+model: mock
+engine: endpoint
+url: {url}
+baseline: {{}}
+workload:
+  arrivals: {{users: 2}}
+  prompts: {{tokens: {{min: 20, max: 30}}}}
+  output_tokens: {{min: 5, max: 5}}
+  warmup_s: 0
+  duration_s: 0.5
+experiments:
+  - {{name: more, workload: {{arrivals: {{users: 4}}}}}}
+"""
+
+
+def test_a_study_is_calibrated_once(
+    url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "two.yaml", tmp_path / "o"
+    file.write_text(STUDY.format(url=url))
+    command = ["study", str(file), "--repeats", "1", "--retries", "0", "--quiet"]
+    assert ridgeline([*command, "--out", str(out)]) in (0, 3)
+    assert capfd.readouterr().err.count("client calibration: ") == 1
+    runs = [json.loads(path.read_text()) for path in sorted(out.glob("*/run.json"))]
+    assert len(runs) == 2
+    first, second = (run["facts"]["calibration"] for run in runs)
+    assert first == second
+    assert first["levels"]
