@@ -17,8 +17,10 @@ def markdown(results: Mapping[str, Any], tools: Mapping[str, Tool]) -> str:
     parts = [_head(results, tools)]
     for load, chunks in WORKLOADS.items():
         kind = "one chunk" if chunks == 1 else f"{chunks} chunks"
-        parts += [f"### Rate: replies of {kind}, {STREAMS} streams", _rates(results, tools, load)]
-    parts += ["### Truth: what is printed beside what was sent", _truths(results, tools)]
+        if table := _rates(results, tools, load):
+            parts += [f"### Rate: replies of {kind}, {STREAMS} streams", table]
+    if table := _truths(results, tools):
+        parts += ["### Truth: what is printed beside what was sent", table]
     missing = [f"- {tools[name].title}: {why}" for name, why in results["missing"].items()]
     if missing:
         parts += ["Not measured:", "\n".join(missing)]

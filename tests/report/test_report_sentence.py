@@ -194,3 +194,17 @@ def test_a_run_that_was_never_steady_has_no_headline_number(tmp_path):
     assert found.text.startswith("The run is void: not steady")
     assert "tokens/s" not in found.text
     assert "p95" not in found.text
+
+
+def test_percentiles_that_too_few_requests_do_not_support_are_told_once(tmp_path):
+    """Twelve requests: no p95 of anything, and a headline that can still be read."""
+    configuration = Configuration("Qwen/Qwen3-4B", Knobs(), "twin", gpu="H100-SXM")
+    workload = Workload(
+        Arrivals(users=2), outputs=Outputs(Lengths(2)), duration_s=30, warmup_s=1, requests=12
+    )
+    plan = Plan("p", "bench", None, (PlannedExperiment("e", configuration, workload),))
+    run_plan(plan, StudyDirectory(tmp_path), lambda _: TwinEngine(), SilentStudyWatch(),
+             command="x")  # fmt: skip
+    text = answer(load_report(tmp_path, details=False)).text
+    assert text.count("n too small") == 1
+    assert "at no p95 TTFT or p95 ITL (n too small: 12 of the 100 values that a p95 needs)" in text

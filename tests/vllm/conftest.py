@@ -31,7 +31,10 @@ def tiny_model(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def vllm(
     vllm_python: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RealVllm]:
-    """A running server; a start that fails is an error with the engine's own words."""
+    """A running server; a start that fails is an error with the engine's own words.
+
+    Its first prompt is of one word, which test_server.py is about.
+    """
     log = tmp_path_factory.mktemp("vllm") / "engine.log"
-    with serve(vllm_python, tiny_model, log) as server:
+    with serve(vllm_python, tiny_model, log, first_prompt="a") as server:
         yield server

@@ -75,10 +75,11 @@ class ServerCounts:
 
 @dataclass(frozen=True)
 class RealVllm:
-    """A running server: its base URL and its log."""
+    """A running server: its base URL, its log, and the first prompt that it was asked."""
 
     url: str
     log: Path
+    first_prompt: str = ""
 
     def post(self, path: str, body: dict[str, Any], timeout_s: float = 60.0) -> dict[str, Any]:
         """One plain JSON request, not through Ridgeline's client."""
@@ -173,7 +174,7 @@ def serve(
     base = DEFAULT_ENVIRONMENT if default_layout else ENVIRONMENT
     process = EngineProcess(command, log, {**base, **(environment or {})})
     try:
-        server = RealVllm(f"http://127.0.0.1:{port}", log)
+        server = RealVllm(f"http://127.0.0.1:{port}", log, first_prompt)
         wait_until_it_answers(server, process, first_prompt)
         yield server
     finally:

@@ -119,7 +119,12 @@ def test_every_request_succeeds_at_full_length(bench: Bench) -> None:
 def test_ttft_and_itl_are_measured(bench: Bench) -> None:
     for latency in ("ttft_s", "itl_s", "tpot_s", "e2e_s"):
         for statistic in ("mean", "p50", "p95"):
-            assert bench.summary[latency][statistic] > 0, (latency, statistic)
+            value = bench.summary[latency][statistic]
+            if value is None:  # a busy machine: the client read late, and says so
+                told = bench.summary["intervals"][f"{latency}.{statistic}"]["reason"]
+                assert told.startswith("not resolvable: the client read late"), told
+                continue
+            assert value > 0, (latency, statistic)
     # p99 of 256 requests would rest on the slowest one alone
     assert bench.summary["ttft_s"]["p99"] is None
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ridgeline.domain.knee import KNEE_SHARE, Estimate, KneeLevel, KneeResult
+from ridgeline.domain.percentile import needed
 from ridgeline.report import numbers
 
 if TYPE_CHECKING:
@@ -63,16 +64,19 @@ def level_cells(level: KneeLevel) -> tuple[str, ...]:
         f"{level.load:g}",
         _with(level.tokens_per_s, level.tokens_low, level.tokens_high),
         numbers.number(level.requests_per_s),
-        _latency(level.ttft_p95_s),
-        _latency(level.itl_p95_s),
+        _latency(level, level.ttft_p95_s),
+        _latency(level, level.itl_p95_s),
         _share(level),
         str(level.requests),
         "" if level.state == "valid" else level.state,
     )
 
 
-def _latency(seconds: float | None) -> str:
-    return "n too small" if seconds is None else numbers.duration(seconds)
+def _latency(level: KneeLevel, seconds: float | None) -> str:
+    if seconds is not None:
+        return numbers.duration(seconds)
+    # enough of them, and no number: the client read late, as the level's verdict says
+    return "n too small" if level.requests < needed(95) else "not resolvable"
 
 
 def _with(value: float | None, low: float | None, high: float | None) -> str:
@@ -117,5 +121,10 @@ def knee_console(result: KneeResult, *, wide: bool = True) -> "Group":
     if capacity is not None:
         parts.append(Text(capacity))
     parts += [Text(""), table]
-    parts += [Text(f"note: {line}", style="yellow") for line in result.notes]
+    said = knee_sentence(result)
+    parts += [
+        Text(f"note: {line}", style="yellow")
+        for line in result.notes
+        if (line.partition(": ")[2] or line) not in said  # why there is no knee is said once
+    ]
     return Group(*parts)  # type: ignore[arg-type]

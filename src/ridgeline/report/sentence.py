@@ -259,12 +259,19 @@ def _named(report: StudyReport, row: ExperimentRow) -> str:
 
 
 def _latencies(report: StudyReport, summary: Summary) -> str:
-    path = ttft_path(report)
-    label = "p95 TTFT from intent" if report.open_loop else "p95 TTFT"
-    texts = [f"{latency_text(summary, path)} {label}"]
+    """The p95 of TTFT and ITL; of those that are not known the reason, once."""
+    paths = [(ttft_path(report), "p95 TTFT from intent" if report.open_loop else "p95 TTFT")]
     if not report.open_loop and intent_differs(summary):
-        texts.append(f"{latency_text(summary, 'ttft_intent_s.p95')} p95 TTFT from intent")
-    texts.append(f"{latency_text(summary, ITL_P95)} p95 ITL")
+        paths.append(("ttft_intent_s.p95", "p95 TTFT from intent"))
+    paths.append((ITL_P95, "p95 ITL"))
+    texts, missing = [], dict[str, list[str]]()
+    for path, label in paths:
+        text = latency_text(summary, path)
+        if metric(summary, path) is None:
+            missing.setdefault(text, []).append(label)
+        else:
+            texts.append(f"{text} {label}")
+    texts += [f"no {' or '.join(labels)} ({why})" for why, labels in missing.items()]
     return " and ".join(texts) if len(texts) == 2 else ", ".join(texts)
 
 
