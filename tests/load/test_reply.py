@@ -358,3 +358,29 @@ def test_whole_replies_that_are_known_are_never_mixed_up() -> None:
         outcome(other, remember=True)
         assert outcome(variant, remember=True) == fresh, variant
         assert outcome(variant, remember=True) == fresh, variant
+
+
+def test_pieces_as_http_cut_them_change_nothing() -> None:
+    """They are a hint where events end; whatever they are, the bytes decide."""
+    rng = random.Random(11)
+    for number in range(400):
+        words = [
+            rng.choice(("a", "bc", "d\\\\", "e", "\u00fc", " ")) for _ in range(rng.randint(9, 40))
+        ]
+        events = [role(), *map(text, words), finish("stop"), usage(3, len(words)), DONE]
+        if number % 3 == 1:
+            events.insert(
+                rng.randrange(1, len(words)), rng.choice((b": ping\n\n", role(), usage(1, 1)))
+            )
+        block = b"".join(events)
+        cuts = sorted(rng.randrange(len(block) + 1) for _ in range(30))
+        odd = [block[a:b] for a, b in zip([0, *cuts], [*cuts, len(block)], strict=True)]
+        shuffled = rng.sample(events, len(events))
+        outcomes = []
+        for pieces in ([], events, odd, shuffled, events[1:], [b"", *events], events[:-4]):
+            reply = Reply()
+            reply.head(200, "text/event-stream")
+            count = reply.body(block, 5, True, pieces)
+            outcomes.append((count, reply.judge(None), reply.usage, bytes(reply.shared)))
+        assert outcomes[0][0] == len(words)
+        assert all(found == outcomes[0] for found in outcomes)

@@ -56,8 +56,8 @@ class Answer(Protocol):
     def head(self, status: int, content_type: str) -> None:
         """The reply's head has come."""
 
-    def body(self, block: bytes, stamp_ns: int, kernel: bool) -> int:
-        """All body bytes of one read; how many content chunks came with it.
+    def body(self, block: bytes, stamp_ns: int, kernel: bool, pieces: Sequence[bytes]) -> int:
+        """All body bytes of one read, also as HTTP cut them; how many content chunks they hold.
 
         Below 0 it is ~count: give up and close the connection.
         """
@@ -297,8 +297,8 @@ class Connection:
             if self._body_end is not None:
                 del pieces[self._body_end :]
             block = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            count = exchange.reply.body(block, stamp_ns, kernel, pieces)
             pieces.clear()
-            count = exchange.reply.body(block, stamp_ns, kernel)
             if count:
                 chunks = count if count > 0 else ~count
                 self._clock.note_chunks(chunks, chunks == len(exchange.reply.stamps))

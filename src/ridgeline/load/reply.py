@@ -2,6 +2,7 @@
 
 import re
 from array import array
+from collections.abc import Sequence
 from functools import lru_cache
 
 from ridgeline.load.openai import DATA, Event, Usage, after_id, known_event, leading_id, reply_text
@@ -18,6 +19,7 @@ _END = b"\n\ndata: [DONE]\n\n"
 _KEPT_REPLIES, _KEPT_REPLY_BYTES = 256, 4096
 # a whole reply without its id -> chunks, events, whether it answers, usage, finish reason, end
 _whole_replies: dict[bytes, tuple[int, int, bool, Usage | None, str | None, bool]] = {}
+_MANY = 8  # pieces from which on it is cheaper to use them than to cut anew
 _NO_GOOD_END = (None, "error", "abort")
 _GOOD = None, None
 
@@ -90,10 +92,11 @@ class Reply:
         self.status, self.content_type = status, _media_type(content_type)
         self._stream = status == 200 and self.content_type not in ("text/html", "application/json")
 
-    def body(self, block: bytes, stamp_ns: int, kernel: bool) -> int:
+    def body(self, block: bytes, stamp_ns: int, kernel: bool, pieces: Sequence[bytes] = ()) -> int:
         """Take the body bytes of one read; how many content chunks they have completed.
 
-        Below 0 it is ~count, and nothing after them can make the reply good.
+        Below 0 it is ~count, and nothing after them can make the reply good. pieces: the same bytes
+        as HTTP cut them, which is often where events end.
         """
         first, before = not self._bytes, len(self.stamps)
         self._bytes += len(block)
@@ -115,7 +118,7 @@ class Reply:
                 and b"\r" not in block
                 and (not first or block.startswith(DATA))
             ):  # whole events
-                self._take(block, stamp_ns, kernel)
+                self._take(block, stamp_ns, kernel, pieces)
             else:
                 self._split(block, stamp_ns, kernel, first=first)
         except BadStream as error:
@@ -162,14 +165,15 @@ class Reply:
         if text:
             self._take(text, stamp_ns, kernel)
 
-    def _take(self, text: bytes, stamp_ns: int, kernel: bool) -> None:
+    def _take(self, text: bytes, stamp_ns: int, kernel: bool, pieces: Sequence[bytes] = ()) -> None:
         """Count the content among complete events of one read."""
         content, before = 0, self._events
         if self._prefix is None:
             *blocks, text = text.split(b"\n\n", _FEW)
             content = self._take_each(blocks, stamp_ns)
+            pieces = pieces[len(blocks) :]
         if text:
-            content += self._take_runs(text, stamp_ns)
+            content += self._take_runs(text, stamp_ns, pieces)
         if self._events > before:
             self.event_ns = stamp_ns
         if content:
@@ -202,13 +206,13 @@ class Reply:
         self._events += events
         return content
 
-    def _take_runs(self, text: bytes, stamp_ns: int) -> int:
+    def _take_runs(self, text: bytes, stamp_ns: int, pieces: Sequence[bytes]) -> int:
         """Take the events of a stream whose form is known; how many are content."""
         content, place, length = 0, 0, len(text)
         runs = True
         while place < length:
             if runs and self._prefix is not None and text.startswith(self._prefix, place):
-                count, end = self._run(text, place)
+                count, end = self._run(text, place, pieces)
                 if count:
                     content += count
                     place = end
@@ -238,7 +242,7 @@ class Reply:
         if not kernel:
             self.read_timed += content
 
-    def _run(self, text: bytes, place: int) -> tuple[int, int]:
+    def _run(self, text: bytes, place: int, pieces: Sequence[bytes]) -> tuple[int, int]:
         """(content chunks, where they end) of a run of events that differ in their text only.
 
         The run goes on to the last event of that form; (0, 0) when something else is among them.
@@ -248,16 +252,30 @@ class Reply:
         if end < 0:
             return 0, 0
         begin, stop = place + len(self._prefix), end + len(self._suffix)
-        # Cutting at one byte and comparing the whole is several times as fast as looking for all
-        # that stands between two texts; no text has a line end, so the cuts are the same.
-        low, high = len(self._prefix), -len(self._suffix)
-        texts = [event[low:high] for event in text[place:stop].split(b"\n")[::2]]
-        if self._joint.join(texts) != text[begin:end]:
-            return 0, 0
+        inner = text[begin:end]
+        texts = self._texts_of(pieces)
+        if texts is None or self._joint.join(texts) != inner:
+            # Cutting at one byte and comparing the whole is several times as fast as looking for
+            # all that stands between two texts; no text has a line end, so the cuts are the same.
+            low, high = len(self._prefix), -len(self._suffix)
+            texts = [event[low:high] for event in text[place:stop].split(b"\n")[::2]]
+            if self._joint.join(texts) != inner:
+                return 0, 0
         # joined by a blank, because what ends with a backslash has not ended
         if b"" in texts or not _is_text(b" ".join(texts)):
             return 0, 0
         return len(texts), end + len(self._ending)
+
+    def _texts_of(self, pieces: Sequence[bytes]) -> list[bytes] | None:
+        """The texts of a run, if each piece up to its last event holds one; the caller looks."""
+        assert self._prefix is not None
+        ending, last = self._ending, len(pieces)
+        if last < _MANY or not pieces[0].endswith(ending):
+            return None
+        while not pieces[last - 1].endswith(ending):
+            last -= 1
+        low, high = len(self._prefix), -len(ending)
+        return [piece[low:high] for piece in pieces[:last]]
 
     def _is_like_before(self, block: bytes) -> bool:
         """True for a chunk that differs from a parsed one in its text only."""
