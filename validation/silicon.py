@@ -231,7 +231,8 @@ def simulate(row: Row, constants: Constants, *, rounds: int | None = None) -> tu
 
 def means(run: tuple[Fleet, Offer]) -> Predicted:
     """Mean TTFT and mean TPOT of a run's requests."""
-    requests = run[1].requests
+    offer = run[1]
+    requests = [request for request, _ in (*offer.take_ended(), *offer.take_open())]
     waits = [r.first_ns - r.sent_ns for r in requests if r.first_ns is not None]
     gaps = [
         (r.last_ns - r.first_ns) / (r.output - 1)

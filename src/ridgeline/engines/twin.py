@@ -12,7 +12,7 @@ from ridgeline.domain.defaults import resolve
 from ridgeline.domain.errors import BadInput, nearest
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.model import shape as find_shape
-from ridgeline.domain.records import RecordSink, RunEvent
+from ridgeline.domain.records import RecordSink
 from ridgeline.domain.run import (
     ClientCheck,
     LiveFigures,
@@ -23,8 +23,9 @@ from ridgeline.domain.run import (
     Window,
 )
 from ridgeline.domain.steadystate import Onset, onset_of
-from ridgeline.engines.base import DrivePlan, Timeouts
+from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.twin_bands import doubt_of, prediction_errors
+from ridgeline.engines.twin_records import HandIn
 from ridgeline.twin.calibration import Fitted
 from ridgeline.twin.calibration import fit as fit_constants
 from ridgeline.twin.constants import Constants, priors_for
@@ -32,13 +33,7 @@ from ridgeline.twin.fleet import Fleet, Twin, build_twin
 from ridgeline.twin.offer import Offer
 from ridgeline.twin.replica import Replica
 from ridgeline.twin.request import Request
-from ridgeline.twin.results import (
-    ClientLimits,
-    request_record,
-    server_counters,
-    stall,
-    step_table,
-)
+from ridgeline.twin.results import Tally, server_counters
 from ridgeline.twin.scheduler import Decision
 from ridgeline.twin.uncertainty import Doubt, prior_doubt
 from ridgeline.workload.schedule import Schedule
@@ -138,29 +133,29 @@ class TwinEndpoint:
         fleet = Fleet(self.twin, offer, routing=plan.routing)
         offer.begin(fleet)
         found = False
+        hand = HandIn(fleet, offer, plan.timeouts, sink)
         with _collector_paused():
             if isinstance(offer, _CountingOffer):
                 found = _warm_up(fleet, offer)
-            interrupted = _simulate(fleet, offer, watch, round(plan.timeouts.grace_s * 1e9))
+            interrupted = _simulate(fleet, offer, watch, hand)
         window = Window(offer.window_start, offer.window_end)
-        notes = _hand_in(fleet, offer, plan.timeouts, sink, watch)
+        notes = hand.finish(watch)
         return RunFacts(
             source=self.source,
             window=window,
             client=ClientCheck(receive_clock="simulated"),
-            counters=server_counters(fleet, offer.requests),
+            counters=server_counters(fleet, hand.tally),
             server=server_facts(self.twin, fleet),
             interrupted=interrupted,
             notes=notes,
             warmup=None if onset is None else Warmup(window, workload.warmup_s, found),
-            errors=self._errors(plan, offer) if plan.bands and not interrupted else {},
+            errors=self._errors(plan, hand.tally) if plan.bands and not interrupted else {},
         )
 
-    def _errors(self, plan: DrivePlan, offer: Offer) -> Mapping[str, float]:
-        stays = [r.last_ns - r.sent_ns for r in offer.done if r.last_ns is not None]
-        if not stays:
+    def _errors(self, plan: DrivePlan, seen: Tally) -> Mapping[str, float]:
+        if not seen.stays:
             return {}
-        mean_s = float(np.mean(stays)) / 1e9
+        mean_s = seen.stay_ns / seen.stays / 1e9
         return prediction_errors(self.twin, plan.schedule.workload, self._doubt, stay_s=mean_s)
 
 
@@ -231,24 +226,23 @@ def _warm_up(fleet: Fleet, offer: _CountingOffer) -> bool:
     return False
 
 
-def _simulate(fleet: Fleet, offer: Offer, watch: Watch, grace_ns: int) -> bool:
+def _simulate(fleet: Fleet, offer: Offer, watch: Watch, hand: HandIn) -> bool:
     """Run to the end of the last request; True when the watch asked to stop early.
 
     Once it asks, nothing is simulated that the client would not have waited for.
     """
-    time, seen = fleet.now, 0
+    time = fleet.now
     interrupted = False
     while time < offer.window_end and fleet.next_ns is not None:
         time += SLICE_NS
         fleet.run_until(min(time, offer.window_end))
-        watch.live(_live(offer, min(time, offer.window_end), offer.done[seen:]))
-        seen = len(offer.done)
+        watch.live(_live(offer, min(time, offer.window_end), hand.ended()))
         if watch.stop_asked():
             interrupted = True
             offer.stop(fleet.now)
     while fleet.next_ns is not None:
         if watch.stop_asked():
-            fleet.run_until(offer.window_end + grace_ns)
+            fleet.run_until(offer.window_end + hand.grace_ns)
             return interrupted or fleet.next_ns is not None
         fleet.run_until(fleet.next_ns + SLICE_NS)
     return interrupted
@@ -263,42 +257,7 @@ def _live(offer: Offer, now: int, ended: list[Request]) -> LiveFigures:
         phase="warm-up" if now <= offer.window_start else "measuring",
         output_tokens_per_s=sum(r.produced for r in ended) / (SLICE_NS / 1e9),
         ttft_p95_s=float(np.quantile(waits, 0.95)) if waits else None,
-        sent=len(offer.requests),
+        sent=offer.sent,
         failed=offer.failed,
         in_flight=offer.in_flight,
     )
-
-
-def _hand_in(
-    fleet: Fleet, offer: Offer, limits: Timeouts, sink: RecordSink, watch: Watch
-) -> tuple[str, ...]:
-    """Pass records and steps to the sink; returns notes on stalls and the client's limits."""
-    client = ClientLimits(
-        first_ns=None if limits.first_s is None else round(limits.first_s * 1e9),
-        total_ns=None if limits.total_s is None else round(limits.total_s * 1e9),
-        cancel_ns=offer.window_end + round(limits.grace_s * 1e9),
-    )
-    late = 0
-    classes = offer.schedule.workload.classes
-    for request, (number, planned) in zip(offer.requests, offer.plans, strict=True):
-        record = request_record(request, fleet.replicas[request.replica], client)
-        if planned.traffic_class is not None or planned.session is not None:
-            talk = planned.session is not None
-            record = replace(
-                record,
-                traffic_class=None if not classes else classes[planned.traffic_class or 0].name,
-                session=number if talk else None,
-                turn=planned.turn if talk else None,
-            )
-        late += record.failure in ("timeout_first", "timeout_total", "cancelled")
-        sink.request(record)
-    stalls = tuple(text for text in map(stall, fleet.replicas) if text is not None)
-    for text in stalls:
-        event = RunEvent(fleet.now, "stalled", text)
-        sink.event(event)
-        watch.event(event)
-    sink.steps(step_table(fleet))
-    if not late:
-        return stalls
-    passed = f"{late} requests passed a client limit; the simulated client did not hang up on them"
-    return (*stalls, passed)

@@ -99,7 +99,7 @@ def figures(twin: Twin, load: Workload) -> dict[str, float]:
     offer.begin(fleet)
     fleet.run_until(None)
     sink = MemorySink()
-    for request in offer.requests:
+    for request, _ in (*offer.take_ended(), *offer.take_open()):
         sink.request(request_record(request, fleet.replicas[request.replica]))
     sink.steps(step_table(fleet))
     records = sink.records()

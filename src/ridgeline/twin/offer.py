@@ -18,33 +18,44 @@ class Offer:
 
     With an automatic warm-up the window is opened by `open_window`, or at the warm-up's limit.
 
-    `requests` are all that were sent, in sending order. A twin has no end-of-sequence token, so
-    an answer has exactly the planned length, with and without ignore_eos. Of a session's past it
-    knows lengths, not texts; what a real server would find in its prefix cache it finds too.
+    `open` are the requests on their way, in sending order; those that ended are handed out by
+    `take_ended`, so that a run of any length holds no more than these. A twin has no
+    end-of-sequence token, so an answer has exactly the planned length, with and without
+    ignore_eos. Of a session's past it knows lengths, not texts; what a real server would find in
+    its prefix cache it finds too.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         workload = schedule.workload
         self.schedule = schedule
-        self.requests: list[Request] = []
-        self.plans: list[tuple[int, PlannedRequest]] = []  # of each, with its item's number
-        self.done: list[Request] = []
-        self.failed = 0  # of those that are done
+        self.sent = 0
+        self.open: dict[int, Request] = {}  # by number
+        self.failed = 0  # of those that ended
         self.window_start = round(workload.warmup_s * 1e9)
         self.window_end = self.window_start + round(workload.duration_s * 1e9)
         self._limit = workload.requests
         self._in_window = 0
         self._cap = workload.arrivals.max_concurrency
         self._busy = 0  # slots taken, where there is a cap
-        self._waiting: deque[tuple[_Item, int]] = deque()  # with the time they were meant for
-        self._items: dict[int, _Item] = {}  # by request number, of those that something follows
+        self._waiting: deque[tuple[Item, int]] = deque()  # with the time they were meant for
+        self._ended: list[tuple[Request, Item]] = []
+        self._items: dict[int, Item] = {}  # of the open ones
         self._pictured: tuple[int, ...] = ()  # tokens of images in each prompt, by class
         self._fleet: Fleet | None = None
 
     @property
     def in_flight(self) -> int:
         """Requests sent and not ended."""
-        return len(self.requests) - len(self.done)
+        return len(self.open)
+
+    def take_ended(self) -> list[tuple[Request, "Item"]]:
+        """What has ended since the last call, with what it was sent for, in the order of ending."""
+        taken, self._ended = self._ended, []
+        return taken
+
+    def take_open(self) -> list[tuple[Request, "Item"]]:
+        """At the end of a run: what is still on its way."""
+        return [(request, self._items[number]) for number, request in self.open.items()]
 
     def begin(self, fleet: Fleet) -> None:
         """Put the first sends into the fleet's future."""
@@ -75,18 +86,19 @@ class Offer:
 
     def finished(self, request: Request) -> None:
         """A request ended; what its user or its session does next begins."""
-        self.done.append(request)
+        del self.open[request.number]
+        item = self._items.pop(request.number)
+        self._ended.append((request, item))
         if request.failure is not None:
             self.failed += 1
-        item = self._items.pop(request.number, None)
         assert request.last_ns is not None
-        if item is not None:
+        if item.user is not None or item.planned.session is not None:
             self._go_on(item, request.last_ns, failed=request.failure is not None)
         if self._cap is not None:  # the client has it a little later than the engine lets it go
             assert self._fleet is not None
             self._fleet.at(request.last_ns, self._slot_is_free)
 
-    def _go_on(self, item: "_Item", ended: int, *, failed: bool) -> None:
+    def _go_on(self, item: "Item", ended: int, *, failed: bool) -> None:
         """The next turn of the session, or the next item of the user, after the pause."""
         assert self._fleet is not None
         again: int | None = ended + item.planned.think_ns
@@ -106,11 +118,11 @@ class Offer:
         number = user + turn * self.schedule.users
 
         def send(now: int) -> None:
-            self._send(_Item(number, self.schedule.begin(number), user, turn), now)
+            self._send(Item(number, self.schedule.begin(number), user, turn), now)
 
         return send
 
-    def _sender(self, item: "_Item") -> Callable[[int], None]:
+    def _sender(self, item: "Item") -> Callable[[int], None]:
         return lambda now: self._offer(item, now)
 
     def _next_arrival(self, index: int) -> None:
@@ -119,7 +131,7 @@ class Offer:
         assert self._fleet is not None
 
         def send(now: int) -> None:
-            self._offer(_Item(index, self.schedule.begin(index)), now)
+            self._offer(Item(index, self.schedule.begin(index)), now)
             if index + 1 < len(times):
                 self._next_arrival(index + 1)
 
@@ -127,7 +139,7 @@ class Offer:
 
     # -- the cap on requests in flight
 
-    def _offer(self, item: "_Item", now: int) -> None:
+    def _offer(self, item: "Item", now: int) -> None:
         """Send it, or let it wait for a slot."""
         if self._cap is None or self._busy < self._cap:
             self._send(item, now)
@@ -140,7 +152,7 @@ class Offer:
             item, intended = self._waiting.popleft()
             self._send(item, now, intended)
 
-    def _send(self, item: "_Item", now: int, intended: int | None = None) -> None:
+    def _send(self, item: "Item", now: int, intended: int | None = None) -> None:
         # Users of one step end at the same time: the limit may be reached with some still to send.
         if intended is None and now >= self.window_end:
             return
@@ -154,10 +166,9 @@ class Offer:
             request.cap_wait_ns = now - request.intended_ns
         request.row, request.user = item.planned.row, item.user
         request.turn = item.turn
-        if item.user is not None or item.planned.session is not None:
-            self._items[request.number] = item
-        self.plans.append((item.number, item.planned))
-        self.requests.append(request)
+        self._items[request.number] = item
+        self.open[request.number] = request
+        self.sent += 1
         if self.window_start <= now < self.window_end:
             self._in_window += 1
             if self._limit is not None and self._in_window >= self._limit:
@@ -169,7 +180,7 @@ class Offer:
         kind = planned.traffic_class
         priority = None if kind is None else self.schedule.workload.classes[kind].priority
         return Request(
-            len(self.requests),
+            self.sent,
             planned.prompt_tokens + self._pictured[kind or 0],
             planned.output_tokens,
             chain=_chain(planned, self.schedule.identity(number, planned.turn)),
@@ -179,7 +190,7 @@ class Offer:
 
 
 @dataclass(slots=True)  # one a request: frozen ones take longer to make
-class _Item:
+class Item:
     """What is sent: the number of its item in the schedule, and whose how manieth it is."""
 
     number: int

@@ -23,7 +23,7 @@ STEP_FIELDS = (
     "used_blocks", "chunks", "chunk_context", "pairs", "sampled", "cpu", "drafts",
 )  # fmt: skip
 StepRow = tuple[float, ...]
-PACKED_STEPS = 16_384
+PACKED_STEPS = 4_096
 
 
 class Flight(NamedTuple):

@@ -184,21 +184,43 @@ def _left(
     )
 
 
-def server_counters(fleet: Fleet, requests: list[Request]) -> ServerCounters:
+class Tally:
+    """Adds up requests for `server_counters`, one at a time: they need not be kept."""
+
+    def __init__(self) -> None:
+        self.answered = self.ended = 0
+        self.prompt_tokens = self.output_tokens = 0
+        self.ttft_ns = self.stay_ns = 0
+        self.stays = 0
+
+    def add(self, request: Request) -> None:
+        """Take a request that has ended, or, at the end of the run, one that has not."""
+        if request.last_ns is not None:
+            self.stays += 1
+            self.stay_ns += request.last_ns - request.sent_ns
+        if request.first_ns is None:
+            return
+        self.answered += 1
+        self.ended += request.last_ns is not None
+        self.prompt_tokens += request.prompt
+        self.output_tokens += request.produced
+        self.ttft_ns += request.first_ns - request.sent_ns
+
+
+def server_counters(fleet: Fleet, seen: Tally) -> ServerCounters:
     """What the engine's own counters would show after the run (TTFT as its front end sees it)."""
-    answered = [r for r in requests if r.first_ns is not None]
     network = 2 * int(fleet.twin.constants.network_ns)
-    waits = [r.first_ns - r.sent_ns - network for r in answered if r.first_ns is not None]
     caching = fleet.twin.knobs.prefix_caching
     schedulers = [r.scheduler for r in fleet.replicas]
+    wait_ns = seen.ttft_ns / seen.answered - network if seen.answered else None
     return ServerCounters(
-        requests_ok=sum(r.last_ns is not None for r in answered),
-        prompt_tokens=sum(r.prompt for r in answered),
-        generation_tokens=sum(r.produced for r in answered),
+        requests_ok=seen.ended,
+        prompt_tokens=seen.prompt_tokens,
+        generation_tokens=seen.output_tokens,
         prefix_cache_queries=sum(s.queried_tokens for s in schedulers) if caching else None,
         prefix_cache_hits=sum(s.hit_tokens for s in schedulers) if caching else None,
         preemptions=sum(s.preemptions for s in schedulers),
-        ttft_mean_s=float(np.mean(waits)) / 1e9 if waits else None,
+        ttft_mean_s=None if wait_ns is None else wait_ns / 1e9,
     )
 
 
