@@ -5,6 +5,9 @@ CPU of logging in tests/acceptance/test_client_scaling.py.
 """
 
 import logging
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -67,6 +70,38 @@ def test_a_slow_client_names_itself_and_not_the_server(monkeypatch: pytest.Monke
     assert max(map(abs, misses)) < 1 * MS
     waits_s = [((r.first_ns or 0) - r.intended_ns) / 1e9 for r in outcome.records]
     assert max(waits_s) > 0.05 + 0.1
+
+
+def test_a_busy_loop_on_the_clients_core_is_never_the_servers_time() -> None:
+    """Three processes compute on the core that the client is pinned to, from before the burst."""
+    cores = sorted(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, {{{cores[0]}}})\nwhile True: pass"
+    load = opened([0.001 + 0.1 * wave for wave in range(10) for _ in range(32)], duration_s=1.5)
+    spinners: list[subprocess.Popen[bytes]] = []
+    with MockProcess([plain_stream(1, first_ms=50)]) as mock:
+        try:
+            os.sched_setaffinity(0, {cores[0]})
+            spinners = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(3)]
+            outcome = drive(mock.url, load)
+        finally:
+            os.sched_setaffinity(0, set(cores))
+            for spinner in spinners:
+                spinner.kill()
+                spinner.wait()
+        mock.stop()
+    verdict, summary = told_of(outcome, load)
+    late, ttft = outcome.result.client.send_lateness_p99_s, summary.ttft_s.p50
+    assert late is not None
+    assert ttft is not None
+    if late > max(0.001, 0.05 * ttft) * 1.05:
+        assert "requests left" in client_reasons(verdict)
+    truth, zero = {s.identity: s for s in mock.served}, outcome.result.zero_ns
+    misses = [
+        truth[identity].miss_ns(1, (record.first_ns or 0) + zero)
+        for identity, record in outcome.of_identity(None).items()
+    ]
+    assert len(misses) == 320
+    assert np.quantile(np.abs(misses), 0.99) < 1 * MS
 
 
 # -- C-LC-04: a loop that stalls
