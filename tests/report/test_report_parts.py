@@ -81,6 +81,12 @@ def test_classes_and_steps_are_on_console_and_page(tmp_path: Path) -> None:
         assert "<h2 id=" in page
         assert title in page
     assert "2 steps: 3 users, 9 users" in text + page
+    # how the run began is in no figure of the window, and told apart
+    begun = summary.warmup_ttft_s
+    assert begun is not None
+    assert begun.n >= 3
+    for shown in (text, page):
+        assert "before the window: TTFT mean" in shown
 
 
 def test_a_ramped_rate_shows_its_plateau_with_start_and_end(tmp_path: Path) -> None:
