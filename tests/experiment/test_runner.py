@@ -19,7 +19,7 @@ from experiment_fakes import FakeEngine, killed, twin_like
 
 from ridgeline.domain.errors import BadInput, RunFailed, StoreError
 from ridgeline.domain.hardware import gpu
-from ridgeline.domain.knobs import Configuration, Knobs
+from ridgeline.domain.knobs import Configuration, Knobs, Launch, Router
 from ridgeline.domain.records import RecordSink
 from ridgeline.domain.run import RunFacts, SilentWatch, Source, Watch
 from ridgeline.domain.slo import parse_slo
@@ -28,7 +28,13 @@ from ridgeline.engines.base import DrivePlan, Endpoint
 from ridgeline.experiment import plan as plan_module
 from ridgeline.experiment import runner as runner_module
 from ridgeline.experiment.ledger import recover_study
-from ridgeline.experiment.plan import Plan, PlannedExperiment, PlannedRun, plan_runs
+from ridgeline.experiment.plan import (
+    Plan,
+    PlannedExperiment,
+    PlannedRun,
+    fingerprint,
+    plan_runs,
+)
 from ridgeline.experiment.protocol import bounds_of
 from ridgeline.experiment.results import load_results, to_json
 from ridgeline.experiment.runner import SilentStudyWatch, run_plan
@@ -661,3 +667,30 @@ def test_the_roof_does_not_depend_on_how_a_quantisation_is_spelled(
     assert bounds.flops_per_s == gpu("B200").peak_flops(precision)
     unknown = replace(configuration, knobs=Knobs(quantization="brand_new"))
     assert bounds_of(unknown) is None
+
+
+@pytest.mark.parametrize(
+    ("launch", "known"),
+    [
+        (None, "bf2e622f9185db2f"),
+        (Launch(), "64bd1d943f9b7e85"),
+        (
+            Launch(
+                command=("vllm", "serve", "{model}"), arguments=("--x",), environment={"A": "b"},
+                ready_s=5.0, resident=2, cold_s=1.0,
+            ),
+            "3297a222ddf814c8",
+        ),
+    ],
+)  # fmt: skip
+def test_runs_measured_before_there_were_routers_are_still_the_same_runs(
+    launch: Launch | None, known: str
+) -> None:
+    """Fingerprints as an earlier version made them: what lies on disk is not measured anew."""
+    work = Workload(Arrivals(users=4), Prompts(Lengths(20)), Outputs(Lengths(30)),
+                    duration_s=20.0, warmup_s=2.0)  # fmt: skip
+    given = Configuration("no-such-model", Knobs(max_num_seqs=4), "vllm", launch=launch)
+    versions = {"ridgeline": "0"}
+    assert fingerprint(given, work, "chat", versions) == known
+    routed = replace(given, launch=replace(launch or Launch(), router=Router()))
+    assert fingerprint(routed, work, "chat", versions) != known

@@ -34,6 +34,7 @@ def test_busy_without_a_step_for_30_s_is_stalled() -> None:
         {**BUSY, "steps": 88_101.0},
         {**BUSY, "running": 0.0, "waiting": 0.0},
         {"running": 12.0, "waiting": 5.0},  # counters of another version: nothing is known
+        {"running": 12.0, "waiting": 5.0, "generation_tokens": 7.0},
         {},
     ],
 )
@@ -48,6 +49,12 @@ def test_a_prompt_that_takes_minutes_is_not_a_stall() -> None:
     script = [readings(**BUSY, kv_use=0.1 * n) for n in range(5)]
     assert looked(script).stalled is None
     assert looked([*script, script[-1]]).stalled is not None
+
+
+def test_an_engine_that_counts_tokens_at_a_requests_end_is_not_judged() -> None:
+    """llama.cpp: a long answer moves no counter until it is complete."""
+    long = readings(running=1.0, waiting=0.0, prompt_tokens=40.0, generation_tokens=0.0)
+    assert looked([long] * 10).stalled is None
 
 
 def test_a_page_that_comes_back_is_judged_from_where_it_was() -> None:

@@ -12,8 +12,8 @@ class StallProbe:
     """Passes another probe's readings on, and sees when the engine stands still.
 
     `stalled` is how, in words, once requests ran or waited for `limit_s` (STALLED_S unless
-    given) while no counter of steps and tokens moved; None until then. A page without counters says
-    nothing.
+    given) while no counter of steps and tokens moved; None until then. A page that does not count
+    steps says nothing.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StallProbe:
     def _look(self, now: dict[str, float]) -> None:
         if not now:
             return  # the page could not be had: nothing is known
-        counted = any(name in now for name in COUNTERS.values())
+        counted = "steps" in now  # llama.cpp counts tokens only once a request has ended
         # a long prompt takes steps without output, which are not counted: its KV cache grows
         names = (*COUNTERS.values(), "kv_use")
         counts = tuple((name, now[name]) for name in names if name in now)
