@@ -10,6 +10,8 @@ from ridgeline.cli.output import console, say, show, write_json
 from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
+    from ridgeline.domain.knobs import Configuration
+    from ridgeline.experiment.calibrating import Observation
     from ridgeline.experiment.planning import PlanResult, Prediction
 
 
@@ -28,6 +30,14 @@ def plan(
             metavar="FILE",
             help="The start-up log of an engine with the baseline's settings: its KV cache size is"
             " taken instead of a planned one.",
+        ),
+    ] = None,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Measured runs or studies of this model and GPU: predictions are held against"
+            " them, and a ranking that they contradict is not relied on. Repeatable.",
         ),
     ] = None,
     json: Annotated[
@@ -52,8 +62,12 @@ def plan(
     if refused is not None:
         raise refused
     read = None if log is None else (_text(log), str(log))
+    measured = _measured(runs or [], base.configuration)
     with _progress() as said:
-        result = planned(base.configuration, base.workload, study.slo, top=top, log=read, said=said)
+        result = planned(
+            base.configuration, base.workload, study.slo,
+            top=top, log=read, measured=measured, said=said,
+        )  # fmt: skip
     write_json(json, _to_json(result))
     to_stderr = json == "-"
     width = console(to_stderr=to_stderr).width
@@ -71,6 +85,24 @@ def _text(log: Path) -> str:
         return log.read_text("utf-8", errors="replace")
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=str(log)) from None
+
+
+def _measured(folders: list[Path], planned: "Configuration") -> "tuple[Observation, ...]":
+    """What was measured, where it says something about the GPU that is planned for."""
+    from ridgeline.experiment.calibrating import read_observations  # noqa: PLC0415
+
+    if not folders:
+        return ()
+    found = read_observations(folders, planned.model)
+    gpu, ours = found[0].configuration.device(), planned.device()
+    if gpu is None or ours is None or gpu.name != ours.name:
+        raise BadInput(
+            f"the runs are from {None if gpu is None else gpu.name}, the plan is for"
+            f" {None if ours is None else ours.name}",
+            where="--runs",
+            fix="give runs of the same GPU",
+        )
+    return found
 
 
 class _Progress:
@@ -139,5 +171,9 @@ def _to_json(result: "PlanResult") -> dict[str, Any]:
         "loads": [{"users": a.users, "rate_per_s": a.rate_per_s, "output_tokens_per_s": rate,
                    "ttft_p95_s": wait if wait is not None and wait != float("inf") else None}
                   for a, rate, wait in result.knee],
+        "measured": [{"experiment": h.experiment, "figure": h.path, "measured": h.measured,
+                      "predicted": h.predicted, "low": h.low, "high": h.high,
+                      "refused": h.refused, "outside": h.outside} for h in result.held],
+        "ranking_demoted": result.demoted,
         "notes": list(result.notes),
     }  # fmt: skip

@@ -3,6 +3,8 @@
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.domain.bands import TOKENS
+from ridgeline.report.figures import path_words
 from ridgeline.report.numbers import dollars, duration, number, significant
 
 if TYPE_CHECKING:
@@ -57,18 +59,57 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
             f"Knee of the baseline: about {_load(knee)} ({significant(best)} tokens/s at most)"
         )
     narrow = width < NARROW
-    lines += ["", table("Candidates, best first", [base, *result.candidates], numbered=narrow)]
+    lines += _against_measured(result)
+    title = "Candidates, best first"
+    if result.demoted:
+        title = "Candidates, in an order that measurements contradict: measure before you believe"
+    lines += ["", table(title, [base, *result.candidates], numbered=narrow)]
     if narrow:
         lines += [f"{n}: {_change(row)}" for n, row in enumerate(result.candidates, 1)]
     lines.append("")
     lines.append(
         f"{result.looked_at} changes and combinations were looked at. Rows of one table err"
-        " together: their differences are surer than the rows."
+        " together: their differences are surer than the rows. None of them was started: each is a"
+        " reason to measure, not a result."
     )
     if result.hardware:
         lines += ["", table("What if: the baseline on other GPUs", [base, *result.hardware])]
     if any("fp8" in str(v) for p in result.candidates for v in p.change.values()):
         lines.append("FP8 changes the model's numbers: hold its answers against your own tests.")
+    return lines
+
+
+def _against_measured(result: "PlanResult") -> list[Any]:
+    """Predictions beside measurements; what lies outside its band first."""
+    from rich.table import Table  # noqa: PLC0415
+
+    if not result.held:
+        return []
+    title = "Held against measured runs"
+    found = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for head in ("experiment", "figure"):
+        found.add_column(head, overflow="fold")
+    for head in ("measured", "predicted", "band", ""):
+        found.add_column(head, justify="right")
+    for one in sorted(result.held, key=lambda h: not h.outside):
+        form = duration if one.path.endswith("p95") else number
+        predicted = f"refused: {one.refused}" if one.predicted is None else form(one.predicted)
+        known = one.low is not None and one.high is not None
+        band = f"{form(one.low)} to {form(one.high)}" if known else ""
+        words = path_words(one.path)
+        found.add_row(
+            one.experiment, words, form(one.measured), predicted, band,
+            "✗ outside" if one.outside else "inside",
+        )  # fmt: skip
+    lines: list[Any] = ["", found]
+    outside = [h for h in result.held if h.outside and h.path == TOKENS]
+    if outside:
+        worst = ", ".join(dict.fromkeys(h.experiment for h in outside))
+        lines.append(
+            f"[bold]✗ The twin is contradicted[/bold]: throughput of {worst} was measured outside"
+            " its band. Its ranking below is demoted: calibrate it on these runs first"
+            " (`ridgeline calibrate`), or measure the candidates."
+        )
     return lines
 
 

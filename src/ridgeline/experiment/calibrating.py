@@ -221,14 +221,20 @@ def _told(run: StoredRun) -> dict[str, float]:
     return found
 
 
-def simulate(observation: Observation, constants: Any) -> dict[str, float]:
-    """The same figures of the twin with such constants."""
+def on_twin(observation: Observation) -> tuple[Configuration, Workload]:
+    """What was measured as a twin's configuration, with the KV cache that the engine had."""
     configuration = replace(observation.configuration, engine="twin")
     if observation.kv_tokens is not None:
         block = configuration.knobs.block_size or 16
         blocks = observation.kv_tokens // block + 1
         knobs = replace(configuration.knobs, num_gpu_blocks_override=blocks)
         configuration = replace(configuration, knobs=knobs)
+    return configuration, observation.workload
+
+
+def simulate(observation: Observation, constants: Any) -> dict[str, float]:
+    """The same figures of the twin with such constants."""
+    configuration, _ = on_twin(observation)
     sink = MemorySink()
     schedule = _longer(draw_schedule(observation.workload), observation.prompt_extra)
     with TwinEngine(constants).start(configuration) as endpoint:

@@ -15,7 +15,9 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.workload import Arrivals, Workload
 from ridgeline.engines.twin import Twin, twin_of
+from ridgeline.experiment.calibrating import Observation
 from ridgeline.experiment.capacity import Bound, Memory, bound_of, memory_of, missing_bytes
+from ridgeline.experiment.heldagainst import Held, demoted, hold
 from ridgeline.experiment.predicting import Prediction, Predictor
 
 __all__ = ["Bound", "Memory", "PlanResult", "Prediction", "knee_of", "plan", "with_changes"]
@@ -29,7 +31,10 @@ Said = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """All that `ridgeline plan` says. `candidates` are ranked, best first."""
+    """All that `ridgeline plan` says. `candidates` are ranked, best first.
+
+    held: predictions beside runs that were measured; `demoted`: they contradict the twin.
+    """
 
     baseline: Prediction
     memory: Memory
@@ -40,6 +45,12 @@ class PlanResult:
     looked_at: int = 0
     constants: str = "prior"
     notes: tuple[str, ...] = field(default=())
+    held: tuple[Held, ...] = ()
+
+    @property
+    def demoted(self) -> bool:
+        """Whether measurements say that this ranking is not to be relied on."""
+        return demoted(self.held)
 
 
 def plan(
@@ -49,15 +60,19 @@ def plan(
     *,
     top: int = 10,
     log: tuple[str, str] | None = None,
+    measured: Sequence[Observation] = (),
     said: Said = lambda what, done, of: None,
 ) -> PlanResult:
     """Predict the baseline and search for better knobs. Raises what the baseline's twin raises.
 
-    `log`: (text, name) of an engine's start-up log, whose KV cache size is taken.
+    `log`: (text, name) of an engine's start-up log, whose KV cache size is taken. `measured`: runs
+    that the twin's predictions are held against.
     """
     twin = twin_of(configuration)
     other = 0.0 if log is None else missing_bytes(twin, *log)
-    return _Plan(configuration, workload, Predictor(slo, other), said).result(top)
+    held = hold(measured, Predictor(slo), configuration)
+    found = _Plan(configuration, workload, Predictor(slo, other), said).result(top)
+    return replace(found, held=held)
 
 
 class _Plan:
