@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ridgeline.domain.percentile import PERCENTS, too_small
+from ridgeline.domain.pieces import pieces
 from ridgeline.domain.records import Floats, Ints
 from ridgeline.domain.run import Window
 from ridgeline.domain.summary import Interval, Percentiles
@@ -47,7 +48,10 @@ class Blocks:
     def of(self, at_ns: Ints | Floats) -> Ints:
         """Block index 0..count-1 of time stamps inside the window."""
         span = self.window.end_ns - self.window.start_ns
-        return ((at_ns - self.window.start_ns) * (self.count / span)).astype(np.int64)
+        found = np.empty(len(at_ns), dtype=np.int64)
+        for part in pieces(len(at_ns)):
+            found[part] = (at_ns[part] - self.window.start_ns) * (self.count / span)
+        return found
 
     @property
     def weights(self) -> Floats:

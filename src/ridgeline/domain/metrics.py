@@ -29,6 +29,7 @@ from ridgeline.domain.intervals import (
 )
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.percentile import inverted_cdf, percentiles
+from ridgeline.domain.pieces import pieces
 from ridgeline.domain.records import UNFINISHED, Bools, Floats, Ints, RunRecords
 from ridgeline.domain.replies import early_stops_share, first_answers, server_times_note
 from ridgeline.domain.run import ClientCheck, RunFacts, Verdict, Window
@@ -220,7 +221,9 @@ def _by_second(
 ) -> Floats:
     length = max(0, -(-(end_ns - start_ns) // width_ns))
     # True division by a whole number of ns is exact at whole seconds, and faster than //.
-    second = ((at_ns - start_ns) / width_ns).astype(np.int64)
+    second = np.empty(len(at_ns), dtype=np.int64)
+    for part in pieces(len(at_ns)):
+        second[part] = (at_ns[part] - start_ns) / width_ns
     return np.bincount(second, tokens, minlength=length).astype(np.float64)
 
 
