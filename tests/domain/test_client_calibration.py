@@ -47,7 +47,7 @@ def test_a_level_is_true_when_all_of_it_is(wrong: dict[str, object]) -> None:
 def test_a_failure_with_a_full_core_is_the_clients_own_and_one_without_is_a_disturbance() -> None:
     late = {"send_lateness_p50_s": 0.02}
     assert level("requests", 9000, cpu=0.5, **late).disturbed
-    assert not level("requests", 9000, cpu=0.8, **late).disturbed
+    assert not level("requests", 9000, cpu=0.9, **late).disturbed
     assert not level("requests", 9000, cpu=0.5).disturbed
 
 
@@ -68,7 +68,7 @@ def test_the_highest_true_rate_counts_and_what_it_costs() -> None:
 
 def test_a_disturbed_calibration_bounds_nothing() -> None:
     late = {"send_lateness_p50_s": 0.02}
-    found = able(level("requests", 2000, cpu=0.8), level("requests", 4000, cpu=0.3, **late))
+    found = able(level("requests", 2000, cpu=0.9), level("requests", 4000, cpu=0.3, **late))
     assert found.most_per_s("requests") == 2000
     assert not found.bounded("requests")
 
@@ -83,11 +83,11 @@ def test_what_was_never_true_and_what_was_never_tried() -> None:
 
 
 def test_a_load_is_the_sum_of_its_requests_and_of_their_further_chunks() -> None:
-    found = able(level("requests", 8000, cpu=0.8), level("chunks", 40_000, cpu=0.9))
+    found = able(level("requests", 8000, cpu=0.9), level("chunks", 40_000, cpu=0.9))
     assert found.share_used(4000, 4000) == pytest.approx(0.5)
     assert found.share_used(1000, 21_000) == pytest.approx(0.125 + 0.5)
     assert found.share_used(0, 0) == 0
     assert found.share_used(4000, 44_000, bounded=True) == pytest.approx(1.5)
-    unbounded = able(level("requests", 8000, cpu=0.8), level("chunks", 40_000, cpu=0.5))
+    unbounded = able(level("requests", 8000, cpu=0.9), level("chunks", 40_000, cpu=0.5))
     assert unbounded.share_used(4000, 44_000) == pytest.approx(1.5)
     assert unbounded.share_used(4000, 44_000, bounded=True) == pytest.approx(0.5)

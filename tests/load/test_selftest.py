@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -23,6 +24,7 @@ from ridgeline.load.selftest import (
     drive_paced,
     stamp_errors_s,
 )
+from support.realtime import realtime, realtime_allowed
 
 MS = 1_000_000
 ATTEMPTS = 5
@@ -200,7 +202,7 @@ def test_the_search_goes_up_to_a_full_core_and_halves_back(monkeypatch: pytest.M
         return {"cpu_share": rate * 25e-6}
 
     asked = scripted(monkeypatch, client)
-    assert asked == pytest.approx([12_000, 36_000, 24_000, 30_000])
+    assert asked == pytest.approx([12_000, 38_000, 25_000, 31_500, 28_250, 29_875])
 
 
 def test_a_disturbed_level_is_tried_again_before_a_lower_one(
@@ -210,7 +212,10 @@ def test_a_disturbed_level_is_tried_again_before_a_lower_one(
 
     def client(rate: float) -> dict[str, object]:
         late = next(busy, False)
-        return {"cpu_share": 0.8 if not late else 0.3, "send_lateness_p50_s": 0.05 if late else 0.0}
+        return {
+            "cpu_share": 0.92 if not late else 0.3,
+            "send_lateness_p50_s": 0.05 if late else 0.0,
+        }
 
     assert scripted(monkeypatch, client) == [12_000, 12_000]
     busy = iter([True, True, False])
@@ -237,3 +242,10 @@ def test_what_cannot_be_tried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.levels == ()
     assert found.problem is not None
     assert "null server did not start" in found.problem
+
+
+@pytest.mark.skipif(not realtime_allowed(), reason="real-time scheduling is not allowed here")
+def test_the_null_server_keeps_the_policy_that_it_was_started_under() -> None:
+    with realtime(), NullServerProcess() as server:
+        assert server.stamps() == {}
+        assert os.sched_getscheduler(server.process.pid) & ~os.SCHED_RESET_ON_FORK == os.SCHED_RR

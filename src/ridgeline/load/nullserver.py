@@ -25,7 +25,7 @@ import time
 from array import array
 
 from ridgeline.load.nullreplies import HEAD, closing, page, pages, role, text
-from ridgeline.load.scheduling import ask_for_short_slices
+from ridgeline.load.scheduling import short_slices
 
 STAMPS = 35  # SO_TIMESTAMPNS, which Python does not name (see clock.py)
 TURN = 64  # writes between two looks for requests
@@ -235,11 +235,11 @@ def main(arguments: list[str]) -> None:
     chunks = int(arguments[0]) if arguments else 1
     gap_ms = float(arguments[1]) if len(arguments) > 1 else 0.0
     _raise_file_limit()
-    ask_for_short_slices()
     server = NullServer(chunks, round(gap_ms * 1e6))
     sys.stdout.write(f"{server.port}\n")
     sys.stdout.flush()
-    server.run(sys.stdin.fileno())
+    with short_slices():  # as the client; under another policy it stays under that
+        server.run(sys.stdin.fileno())
     os._exit(0)
 
 

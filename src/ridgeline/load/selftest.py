@@ -32,7 +32,8 @@ FEWEST_STREAMS = 100  # with fewer, high rates would have gaps that no server ha
 MOST_STREAMS, LONG_MOST_STREAMS = 200, 1000  # the more there are, the longer a level takes
 REQUEST_S = 0.05  # about the length of a reply; short, so that a short window has many
 FEWEST_CHUNKS, MOST_CHUNKS = 4, 50
-CORE_SHARE = 0.9  # of a core: what the highest load tried is meant to take
+CORE_SHARE = 0.95  # of a core: what the next load is meant to take
+LEAST_RISE = 1.25  # a fuller loop needs less for each read, so more may be possible
 WINDOW_S, LONG_WINDOW_S = 0.15, 1.0
 TRIES, LONG_TRIES = 4, 8
 MOST_S, LONG_MOST_S = 1.0, 15.0  # no further level is begun for a kind after so long
@@ -274,7 +275,7 @@ class SelfTest:
                 break
             if level.true:
                 failed = [x.asked_per_s for x in levels if not x.true and x.filled_core]
-                rate *= CORE_SHARE / max(level.cpu_share or CORE_SHARE, 0.1)
+                rate *= max(LEAST_RISE, CORE_SHARE / max(level.cpu_share or CORE_SHARE, 0.1))
                 rate = min([rate, *((level.asked_per_s + f) / 2 for f in failed)])
             elif not again:
                 best = max((x.asked_per_s for x in levels if x.true), default=0.0)
