@@ -40,12 +40,23 @@ class Bench:
         return float((self.requests[end] - self.requests[begin]).mean()) / 1e9  # type: ignore[arg-type]
 
     def server_mean_s(self, latency: str) -> float:
-        """The server's mean "ttft" or "e2e" over the run; off by `slack_s` at most, upwards.
+        """The server's mean "ttft" or "e2e" over the run; off by its slack at most, upwards.
 
-        The server's sum also holds the calibration requests, which are shorter than the others.
+        The server's sum also holds the calibration requests.
         """
         total_s: float = getattr(self.server, f"{latency}_sum_s")
         return total_s / len(self.requests)
+
+    @property
+    def ttft_slack_s(self) -> float:
+        """What the calibration requests can add to the mean TTFT: none took longer than the upper
+        end of the histogram's last bucket that has grown (a long prompt of theirs may take longer
+        than a short request of the run).
+        """
+        counts = self.server.ttft_buckets
+        longest_s = next(bound for bound, count in counts if count == self.server.ttft_count)
+        extra: int = self.facts["extra_requests"]
+        return extra * longest_s / len(self.requests)
 
     @property
     def slack_s(self) -> float:
@@ -141,7 +152,7 @@ def test_client_ttft_and_e2e_stand_beside_the_servers_own(bench: Bench) -> None:
     bound_s = 0.3 * bench.mean_s("first_ns", "last_ns")
     ttft_s = bench.mean_s("sent_ns", "first_ns") - bench.server_mean_s("ttft")
     e2e_s = bench.mean_s("sent_ns", "last_ns") - bench.server_mean_s("e2e")
-    assert -bench.slack_s <= ttft_s <= bound_s
+    assert -bench.ttft_slack_s <= ttft_s <= bound_s
     assert -bench.slack_s <= e2e_s <= bound_s
 
 
@@ -152,7 +163,7 @@ def test_one_users_ttft_is_the_servers_within_25_ms(vllm: RealVllm, tmp_path: Pa
     for attempt in range(3):
         run = run_bench(vllm, tmp_path / str(attempt), *traffic, "--ignore-eos", "--warmup=0")
         differences_s.append(run.mean_s("sent_ns", "first_ns") - run.server_mean_s("ttft"))
-        assert differences_s[-1] >= -run.slack_s
+        assert differences_s[-1] >= -run.ttft_slack_s
         if differences_s[-1] < 0.025:
             return
     pytest.fail(f"client TTFT is above the server's by {differences_s} s")

@@ -54,5 +54,5 @@ def test_a_sweep_of_users_is_measured_level_by_level(vllm: RealVllm, tmp_path: P
     assert "users" in shown.stdout
     text = page.read_text()
     assert "The table behind it" in text or "Levels" in text
-    if len(levels) > 1:
+    if sum(level["state"] != "void" for level in levels) > 1:  # else there is no curve
         assert 'id="chart-knee"' in text
