@@ -2,13 +2,14 @@
 
 import heapq
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from helpers import knobs, request
 
 from ridgeline.domain.records import FULL_GRAPH
 from ridgeline.twin.constants import Constants
-from ridgeline.twin.frontend import ApiServer
+from ridgeline.twin.frontend import ApiServer, Outputs
 from ridgeline.twin.replica import STEP_FIELDS, Replica
 from ridgeline.twin.scheduler import Scheduler
 
@@ -114,37 +115,107 @@ class Clock:
             call(time)
 
 
+class Api:
+    """An API server on a clock of its own; what it read and delivered, with the times."""
+
+    def __init__(self, **changes):
+        self.clock, self.read, self.delivered = Clock(), [], []
+        constants = replace(
+            ROUND, receive_ns=100, receive_ns_per_token=1, receive_hops=3.0, send_step_ns=10,
+            detokenise_ns_per_chunk=2, send_ns_per_chunk=6, network_ns=1, **changes,
+        )  # fmt: skip
+        self.server = ApiServer(
+            constants,
+            self.clock.at,
+            lambda r, now: self.read.append((r.number, now)),
+            lambda outputs, when: self.delivered.append((outputs.chunks, when)),
+        )
+
+    def arrives(self, at, number, prompt):
+        r = request(number, prompt, 1)
+        self.clock.at(at, lambda now: self.server.receive(now, r))
+
+    def outputs(self, at, chunks, ended=0, replica=0):
+        step = SimpleNamespace(finished=[None] * ended)
+        self.clock.at(at, lambda now: self.server.send(now, Outputs(replica, step, chunks)))
+
+
 @pytest.fixture
 def api():
-    clock, seen = Clock(), []
-    constants = replace(
-        ROUND, receive_ns=100, receive_ns_per_token=1, send_step_ns=10,
-        detokenise_ns_per_chunk=2, send_ns_per_chunk=6, network_ns=1,
-    )  # fmt: skip
-    server = ApiServer(constants, clock.at, lambda r, now: seen.append((r.number, now)))
-    return clock, server, seen
+    return Api()
 
 
 def test_requests_that_come_while_one_is_read_are_read_together(api):
-    clock, server, seen = api
     for number, (at, prompt) in enumerate([(0, 50), (20, 10), (140, 30), (200, 5)]):
-        r = request(number, prompt, 1)
-        clock.at(at, lambda now, r=r: server.receive(now, r))
-    clock.run()
+        api.arrives(at, number, prompt)
+    api.clock.run()
     # 0: 100 + 50. Then 1 and 2 together: 2 * 100 + 40. Then 3: 105.
-    assert seen == [(0, 150), (1, 390), (2, 390), (3, 495)]
-    assert server.busy_ns == 495
+    assert api.read == [(0, 150), (1, 390), (2, 390), (3, 495)]
+    assert api.server.busy_ns == 495
 
 
-def test_outputs_queue_behind_what_is_being_read(api):
-    clock, server, _ = api
-    clock.at(0, lambda now: server.receive(now, request(0, 50, 1)))
-    times = []
-    clock.at(50, lambda now: times.append(server.send(now, 4)))
-    clock.run()
-    # Read until 150, then 10 + 4 * 2 for detokenising and 4 * 6 for sending, the mean of which
-    # is half-way; 1 on the wire.
-    assert times == [150 + 18 + 12 + 1]
+def test_outputs_wait_for_a_slice_of_what_is_being_read(api):
+    api.arrives(0, 0, 50)
+    api.outputs(60, 4)
+    api.clock.run()
+    # Read in three slices of 50: at 60 the second is under way. From 100 one slice is read and the
+    # outputs are written: 10 + 4 * 2 for detokenising, 4 * 6 for sending, whose mean is half-way;
+    # 1 on the wire. The request is read by the end of that turn.
+    assert api.delivered == [(4, 150 + 18 + 12 + 1)]
+    assert api.read == [(0, 150 + 42)]
+    assert api.server.busy_ns == 150 + 42
+
+
+def test_a_busy_loop_delays_what_it_reads_by_as_many_turns(api):
+    api.arrives(0, 0, 50)
+    for at in range(1, 1000, 20):
+        api.outputs(at, 4)
+    api.clock.run()
+    # The first slice alone until 50; then each turn writes what waits (42 and more) and reads 50.
+    ((number, read),) = api.read
+    assert number == 0
+    assert read > 50 + 2 * (50 + 42)
+
+
+def test_a_late_loop_writes_what_waits_as_one_chunk_a_request(api):
+    api.outputs(0, 4)
+    api.outputs(10, 4, ended=1)
+    api.outputs(20, 3)
+    api.clock.run()
+    # The first until 42. The others together: 2 * 10, 7 tokens detokenised, and 4 chunks: three
+    # requests have a token of both steps, the one that ended has one.
+    assert api.delivered == [(4, 18 + 12 + 1), (4, 42 + 34 + 12 + 1), (3, 42 + 34 + 12 + 1)]
+    assert api.server.busy_ns == 42 + 20 + 7 * 2 + 4 * 6
+
+
+def test_several_replicas_outputs_are_other_requests(api):
+    api.outputs(0, 1)
+    api.outputs(1, 4, replica=0)
+    api.outputs(2, 4, replica=1)
+    api.clock.run()
+    assert api.server.busy_ns == 18 + 20 + 8 * 2 + 8 * 6
+
+
+def test_steps_with_more_outputs_than_are_taken_at_once_are_not_merged(api):
+    api.outputs(0, 1)
+    for at in (1, 2, 3):
+        api.outputs(at, 129)
+    api.clock.run()
+    one = 10 + 129 * 8
+    begun = [18 + n * one for n in range(3)]
+    assert [when for _, when in api.delivered[1:]] == [
+        b + 10 + 129 * 2 + 129 * 3 + 1 for b in begun
+    ]
+
+
+def test_a_step_without_outputs_keeps_its_place_behind_those_that_wait(api):
+    api.outputs(0, 4)
+    api.outputs(10, 4)
+    api.outputs(11, 0)
+    api.outputs(300, 0)
+    api.clock.run()
+    assert [chunks for chunks, _ in api.delivered] == [4, 4, 0, 0]
+    assert api.delivered[-1] == (0, 300)
 
 
 def test_packing_the_steps_of_a_long_run_changes_nothing(monkeypatch):

@@ -149,7 +149,8 @@ NO_GRAPH, PIECEWISE_GRAPH, FULL_GRAPH = 0, 1, 2
 class StepTable:
     """Every step of every replica of a twin, one row a step, ordered by replica, then time.
 
-    All arrays have the same length n. `delivered_ns` is when the client receives the step's chunks.
+    All arrays have the same length n. `delivered_ns` is when the client receives the step's chunks;
+    steps of one replica with the same time were merged into one chunk a request.
     `padded_tokens` are the rows that the GEMMs computed. `mode` is NO_GRAPH, PIECEWISE or FULL.
     """
 
@@ -272,16 +273,20 @@ class RunRecords:
 
 
 def step_chunk_ns(runs: StepRuns, table: StepTable) -> Ints:
-    """Arrival times (ns) of the chunks that the given steps delivered."""
+    """Arrival times (ns) of the chunks that the given steps delivered.
+
+    Steps that were delivered at one time were merged by the API server into one chunk a request.
+    """
     base = table.offset(runs.replica)
     firsts, counts = runs.first.tolist(), runs.count.tolist()
-    if len(firsts) == 1:
-        one: Ints = table.delivered_ns[base + firsts[0] : base + firsts[0] + counts[0]]
-        return one
     pieces = [
         table.delivered_ns[base + f : base + f + c] for f, c in zip(firsts, counts, strict=True)
     ]
-    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+    times = pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.int64), *pieces])
+    apart = times[1:] != times[:-1]
+    if apart.all():
+        return times
+    return np.concatenate([times[:1], times[1:][apart]])
 
 
 def records_from_requests(

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.domain.bands import TOKENS
+from ridgeline.domain.bands import TOKENS, value_at
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import Sample, take_sample, throughput
 from ridgeline.domain.records import Floats, MemorySink
 from ridgeline.domain.run import SilentWatch
+from ridgeline.domain.summary import Throughput
 from ridgeline.domain.workload import Workload
 from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.twin import (
@@ -36,12 +37,16 @@ FIGURES: Mapping[str, float] = {
     "output_tokens_per_s": 0.04,
     "itl_mean_s": 0.07, "itl_p50_s": 0.05, "itl_p95_s": 0.20,
     "ttft_mean_s": 0.15, "ttft_p50_s": 0.15, "ttft_p95_s": 0.20,
+    "tokens_per_chunk": 0.05,  # above 1 where a late API server merges: what its work costs
 }  # fmt: skip
+CHUNKS = "throughput.chunks_per_s"
 PATHS: Mapping[str, str] = {
     "output_tokens_per_s": TOKENS,
-    **{n: f"{n[:-2].replace('_', '_s.')}" for n in FIGURES if n != "output_tokens_per_s"},
+    **{n: f"{n[:-2].replace('_', '_s.')}" for n in FIGURES if n.startswith(("itl", "ttft"))},
 }  # fmt: skip
 LEAST = 0.02  # no figure is known better than the noise of a repeat
+# A simulation is not smooth: whether outputs are merged jumps with a constant.
+STEP, EVALUATIONS = 0.15, 25
 PULL = 0.8  # hosts differ more than the kernels of one GPU: a wide start, as a logarithm
 Said = Callable[[str], None]
 
@@ -89,7 +94,7 @@ class Calibration:
                 for o, a in zip(self.observations, self.after, strict=True)
                 if name in o.figures and name in a
             ]
-            if off:
+            if off and name in PATHS:  # the others have no band
                 free = max(1.0, len(off) - len(self.informed) / len(FIGURES))
                 rms = float(np.sqrt(np.sum(np.square(off)) / free))
                 found[PATHS[name]] = round(max(rms, LEAST), 3)
@@ -180,8 +185,7 @@ def _observation(group: Sequence[StoredRun]) -> Observation:
         records = run.records()
         assert run.facts is not None
         sample = take_sample(records, run.facts.window)
-        taken = _figures(sample, throughput(records, sample, 1).output_tokens_per_s)
-        columns.append({**_told(run), **taken})
+        columns.append({**_told(run), **_figures(sample, throughput(records, sample, 1))})
         over = records.prompt_tokens - records.planned_prompt_tokens
         extra.append(float(np.nanmedian(over)) if np.isfinite(over).any() else 0.0)
     names = [n for n in FIGURES if all(n in c for c in columns)]
@@ -198,9 +202,10 @@ def _observation(group: Sequence[StoredRun]) -> Observation:
     )
 
 
-def _figures(sample: Sample, tokens_per_s: float | None) -> dict[str, float]:
+def _figures(sample: Sample, rates: Throughput) -> dict[str, float]:
     """Figures above 0 that the sample has."""
-    found = {"output_tokens_per_s": tokens_per_s or 0.0}
+    tokens, chunks = rates.output_tokens_per_s or 0.0, rates.chunks_per_s or 0.0
+    found = {"output_tokens_per_s": tokens, "tokens_per_chunk": tokens / chunks if chunks else 0.0}
     for name in ("itl", "ttft"):
         values = sample.percentiles(f"{name}_s")
         for statistic in ("mean", "p50", "p95"):
@@ -211,14 +216,10 @@ def _figures(sample: Sample, tokens_per_s: float | None) -> dict[str, float]:
 def _told(run: StoredRun) -> dict[str, float]:
     """The same figures from the run's record: trimmed results keep no times of single chunks."""
     assert run.summary is not None
-    body = run.summary.to_json()
-    found: dict[str, float] = {}
-    for name, path in PATHS.items():
-        part, _, leaf = path.partition(".")
-        value = (body.get(part) or {}).get(leaf)
-        if value:
-            found[name] = float(value)
-    return found
+    found = {name: value_at(run.summary, path) for name, path in PATHS.items()}
+    tokens, chunks = found["output_tokens_per_s"], value_at(run.summary, CHUNKS)
+    found["tokens_per_chunk"] = tokens / chunks if tokens and chunks else None
+    return {name: value for name, value in found.items() if value}
 
 
 def on_twin(observation: Observation) -> tuple[Configuration, Workload]:
@@ -242,7 +243,7 @@ def simulate(observation: Observation, constants: Any) -> dict[str, float]:
         facts = endpoint.drive(plan, sink, SilentWatch())
     records = sink.records()
     sample = take_sample(records, facts.window)
-    return _figures(sample, throughput(records, sample, 1).output_tokens_per_s)
+    return _figures(sample, throughput(records, sample, 1))
 
 
 def _longer(schedule: Schedule, extra: int) -> Schedule:
@@ -274,7 +275,7 @@ def calibrate(
             ]
         )
 
-    fitted = fit_constants(base, names, residuals, pull=PULL)
+    fitted = fit_constants(base, names, residuals, pull=PULL, step=STEP, evaluations=EVALUATIONS)
     return Calibration(
         gpu=str(first.gpu),
         model=first.model,

@@ -236,7 +236,12 @@ def _read_segments(path: Path, index: Ints, steps: StepTable) -> _Chunks:
     if len(step_row) and not 0 <= int(step_row.min()) <= int(step_row.max()) < len(steps):
         raise StoreError("is damaged: refers to steps that are not there", where=str(path))
     row = np.repeat(np.searchsorted(index, frame["request"].to_numpy()), count)
-    return _Chunks(row, steps.delivered_ns[step_row], np.zeros(len(row), np.bool_))
+    at = steps.delivered_ns[step_row]
+    merged = (row[1:] == row[:-1]) & (at[1:] == at[:-1])  # see `step_chunk_ns`
+    if merged.any():
+        own = np.concatenate([[True], ~merged])
+        row, at = row[own], at[own]
+    return _Chunks(row, at, np.zeros(len(row), np.bool_))
 
 
 def _number_column(frame: "pl.DataFrame", name: str) -> Floats:

@@ -47,9 +47,13 @@ def fit(
     residuals: Callable[[Constants], Floats],
     *,
     pull: float = PULL,
+    step: float = STEP,
     evaluations: int = 8,
 ) -> Fitted:
-    """Fit `names`, starting at `base`. `residuals` are in units of the error that is expected."""
+    """Fit `names`, starting at `base`. `residuals` are in units of the error that is expected.
+
+    step: of the logarithms, for differences.
+    """
     from scipy.optimize import least_squares  # noqa: PLC0415  heavy
 
     high = np.array([np.log(MOST.get(n, np.inf) / getattr(base, n)) for n in names])
@@ -70,7 +74,7 @@ def fit(
         all_residuals,
         np.minimum(1.0, 1.0 + high - 0.04),
         bounds=(-2.0, 1.0 + high),
-        diff_step=STEP,
+        diff_step=step,
         x_scale=0.3,
         loss="soft_l1",
         f_scale=2.0,

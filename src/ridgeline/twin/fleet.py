@@ -17,7 +17,7 @@ from ridgeline.domain.hardware import Gpu
 from ridgeline.domain.model import ModelShape
 from ridgeline.domain.routing import Router
 from ridgeline.twin.constants import PRIORS, Constants
-from ridgeline.twin.frontend import ApiServer
+from ridgeline.twin.frontend import ApiServer, Outputs
 from ridgeline.twin.memory import MemoryPlan, plan_memory
 from ridgeline.twin.replica import Replica
 from ridgeline.twin.request import Request
@@ -85,7 +85,8 @@ class Fleet:
             Replica(i, _scheduler(twin, trace=trace), self.cost) for i in range(knobs.data_parallel)
         ]
         self.servers = [
-            ApiServer(twin.constants, self.at, self._forward) for _ in range(knobs.api_servers)
+            ApiServer(twin.constants, self.at, self._forward, self._delivered)
+            for _ in range(knobs.api_servers)
         ]
         self.now = 0
         self.unfinished = 0  # requests that the API servers have accepted and not answered
@@ -180,12 +181,20 @@ class Fleet:
         return turn
 
     def _hand_over(self, replica: Replica, server: ApiServer, step: Decision, now: int) -> None:
-        """Outputs of a step leave through the API server; ended requests reach their client."""
+        """Outputs of a step go to the API server."""
         chunks = step.outputs
         if self._interval > 1:  # every N-th token of an answer leaves, with those before it
             chunks = len(step.firsts) + -(-step.decodes // self._interval)
+        server.send(now, Outputs(replica.number, step, chunks))
+
+    def _delivered(self, outputs: Outputs, at: int) -> None:
+        """The client has a step's outputs at `at`; for ended requests that was all.
+
+        Steps of a replica with one time were merged: a request's tokens of them are one chunk.
+        """
+        number, step, _ = outputs
+        replica, server = self.replicas[number], self._server_of(number)
         delivered = replica.delivered
-        at = server.send(now, chunks) if chunks else now
         if delivered and delivered[-1] > at:
             at = delivered[-1]
         delivered.append(at)

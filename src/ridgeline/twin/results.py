@@ -174,7 +174,7 @@ def _left(
     record = _failed(request, failure, left_ns)
     runs = request.step_runs(interval)
     rows = [np.arange(f, f + n) for f, n in zip(runs.first, runs.count, strict=True)]
-    times = np.array(replica.delivered, dtype=np.int64)[np.concatenate([*rows, _NONE])]
+    times = np.unique(np.array(replica.delivered, dtype=np.int64)[np.concatenate([*rows, _NONE])])
     if left_ns is not None:
         times = times[times <= left_ns]
     if not len(times):

@@ -72,6 +72,10 @@ class StepCost:
         self._activation_ns_per_row = (
             _activation_bytes(shape) / ranks / (c.gemm_bandwidth_share * self._bandwidth) * NS
         )
+        self._quantise_ns_per_row = (
+            _quantised_values(shape) / ranks * (c.quantise_bytes + knobs.weight_bytes)
+            / (c.gemm_bandwidth_share * self._bandwidth) * NS
+        )  # fmt: skip
         self.attention_ns = shape.layers * (c.operation_ns + c.kv_write_ns_per_layer)
         self.overhead_ns = shape.layers * c.small_kernels_ns_per_layer + c.step_gap_ns
         self._linear: dict[int, tuple[float, float]] = {}
@@ -251,6 +255,7 @@ class StepCost:
             total += mixture * (block + self._gemm_ns(always, always, rows))
         if knobs.weights != "bf16":
             total += shape.layers * 4 * c.quantise_ns
+            total += rows * self._quantise_ns_per_row
         return total + rows * self._activation_ns_per_row
 
     def _gemm_ns(self, read: float, used: float, rows: int) -> float:
@@ -317,3 +322,10 @@ def _activation_bytes(shape: ModelShape) -> float:
     width = shape.mlp_width if experts is None else experts.active * experts.width
     row = 8 * shape.hidden + 2 * (query + 2 * key_value) + query + 3 * width
     return 2.0 * row * shape.layers
+
+
+def _quantised_values(shape: ModelShape) -> float:
+    """Values of one row that go into the four GEMMs of all layers, each quantised before."""
+    experts = shape.experts
+    width = shape.mlp_width if experts is None else experts.active * experts.width
+    return float(shape.layers * (2 * shape.hidden + shape.heads * shape.head_dim + width))

@@ -5,7 +5,7 @@ time has come; what a step delivers is sent at the time at which the simulated c
 """
 
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from itertools import count
 
@@ -68,10 +68,13 @@ class TwinPacer:
         for queue in self._due:
             while queue and queue[0][0] + origin <= now_ns:
                 at, numbers = queue.popleft()
-                for number in numbers:
+                tokens = Counter(numbers)
+                while queue and queue[0][0] == at:  # merged by the API server: one chunk a request
+                    tokens.update(queue.popleft()[1])
+                for number, chunk in tokens.items():
                     key = self._keys.get(number)
                     if key is not None:  # None: the client left meanwhile
-                        send(key, at + origin, 1)
+                        send(key, at + origin, chunk)
         times = [queue[0][0] for queue in self._due if queue]
         if self._fleet.next_ns is not None:
             times.append(self._fleet.next_ns)
