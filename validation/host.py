@@ -11,9 +11,10 @@ the mixed lengths are fitted to was changed from 64 slots to the one without gra
 of those rows as how well the model can be made to fit, not as a blind test.
 
 The third set is a calibration as a user makes it: `results/h200/probe`, two minutes of load, and
-two studies that it is to predict, `results/h200/knobs` and `results/h200/prompts`. No prediction of
-the two was computed before it stood. The probe's load of 200 users is left out of the fit: with it
-the fit did not move (the twin writes every chunk where a late API server merges them).
+two studies that it is to predict, `results/h200/knobs` and `results/h200/prompts`. At first no
+prediction of the two was computed before it stood; since the API server merges chunks (added with
+those scores in view) it is no blind test any more. The probe's load of 200 users is left out of the
+fit: there tokens queue unmerged, which the twin does not model.
 """
 
 import json

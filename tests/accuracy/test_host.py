@@ -46,8 +46,11 @@ def test_a_probe_of_two_minutes_predicts_the_throughput_of_two_studies():
     for study in body.values():
         before, after = study["mape"]["output_tokens_per_s"]
         assert after < 0.10 < before
-    # Missed, and docs/twin.md says so: gaps at 128 slots, where the API server merges chunks.
-    assert body["knobs"]["runs"]["seqs-128"]["itl_mean_s"][1] < -0.4
+    # At 128 slots the API server merges a third of the chunks: measured 1.4 tokens in each.
+    crowded = body["knobs"]["runs"]["seqs-128"]
+    assert abs(crowded["itl_mean_s"][1]) < 0.1 < abs(crowded["itl_mean_s"][0])
+    assert abs(crowded["ttft_mean_s"][1]) < 0.2
+    assert abs(crowded["tokens_per_chunk"][1]) < 0.25  # -0.29 where nothing is merged
 
 
 def test_the_stored_calibration_was_fitted_to_what_it_says():

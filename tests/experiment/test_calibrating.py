@@ -186,5 +186,5 @@ def test_runs_without_the_times_of_chunks_teach_what_their_records_say(tmp_path)
     shutil.copytree(full, trimmed)
     (trimmed / "chunks.parquet").unlink()
     (whole,), (rest,) = read_observations([full]), read_observations([trimmed])
-    assert len(whole.figures) == 7
+    assert len(whole.figures) == 8
     assert rest.figures == pytest.approx(dict(whole.figures))
