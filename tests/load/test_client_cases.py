@@ -242,7 +242,8 @@ def test_a_full_client_is_right_or_says_lag_cpu_and_backlog() -> None:
 )
 def test_never_wrong_and_valid(streams: int, gap_ms: int, chunks: int) -> None:
     """Whatever else the machine does: p99 within a millisecond of the server's stamps, or withheld,
-    or the run is void and names the client.
+    or the run is void and names the client, or says that the server stood still (it, too, may be
+    kept from running here).
     """
     starts = [int(i * chunks * gap_ms * MS / streams) for i in range(streams)]
     load = closed(streams, duration_s=2.0, warmup_s=0.5, start_ns=starts, output_tokens=chunks)
@@ -253,7 +254,8 @@ def test_never_wrong_and_valid(streams: int, gap_ms: int, chunks: int) -> None:
     ttft, itl = errors_ms(outcome, mock.served, streams)
     assert len(ttft) > streams
     if not verdict.valid:
-        assert client_reasons(verdict), verdict.reasons
+        stood_still = any("no chunk came for" in reason for reason in verdict.reasons)
+        assert client_reasons(verdict) or stood_still, verdict.reasons
         return
     for errors, figures in ((ttft, summary.ttft_s), (itl, summary.itl_s)):
         for percent in (50, 95, 99):
