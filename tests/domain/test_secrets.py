@@ -35,4 +35,18 @@ def test_every_text_of_a_value() -> None:
     body = {"a": [f"x {KEY}", 1, None], KEY: {"deep": (KEY, 2.5, True)}}
     found = mask_all(body, HELD)
     assert found == {"a": ["x ***", 1, None], "***": {"deep": ["***", 2.5, True]}}
-    assert mask_all(body, {}) is body
+    assert mask_all({"a": [1, None], "b": "x"}, {}) == {"a": [1, None], "b": "x"}
+
+
+def test_secrets_that_an_engine_was_started_with_are_masked_by_their_name() -> None:
+    """The last line of defence: study files that hold one are refused before."""
+    launch = {
+        "environment": {"HF_TOKEN": "hf_abc", "OMP_NUM_THREADS": "4", "API_KEY": ""},
+        "arguments": ["--api-key", "sk-abc", "--seed", "1", "--hf-token=abc", "--api-key", "--x"],
+    }
+    assert mask_all({"launch": launch}, {}) == {
+        "launch": {
+            "environment": {"HF_TOKEN": "***", "OMP_NUM_THREADS": "4", "API_KEY": ""},
+            "arguments": ["--api-key", "***", "--seed", "1", "--hf-token=***", "--api-key", "--x"],
+        }
+    }

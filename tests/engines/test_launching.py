@@ -15,11 +15,12 @@ import psutil
 import pytest
 from fake_far import Far, far_side
 
-from ridgeline.domain.errors import RunFailed
+from ridgeline.domain.errors import BadInput, RunFailed
 from ridgeline.domain.knobs import Configuration, Knobs, Launch
 from ridgeline.engines.launching import command_line, far_program
 from ridgeline.engines.started import ServerLaunch, free_port
 from ridgeline.engines.vllm import VllmEngine
+from ridgeline.experiment.engines import _check_installed
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 ODD = 'it\'s a "$HOME" `x` \\ & ; é'  # what no quoting may change
@@ -68,6 +69,28 @@ def test_the_container_gets_its_gpus_variables_folders_and_words(tmp_path: Path)
     assert line.cleanup == ("docker", "rm", "--force", name)
     assert line.url == "http://127.0.0.1:4711"
     assert not line.ours
+
+
+def test_a_variable_without_a_value_is_the_starters_own() -> None:
+    """Secrets: docker takes it from its environment, SSH's login has it; no command line does."""
+    taken = {"HF_TOKEN": None, "GONE": ""}
+    here = command_line(["vllm"], taken, Launch(), 4711)
+    assert here.environment == {"GONE": ""}
+    image = command_line(["vllm"], taken, Launch(image="a"), 4711)
+    assert image.command[image.command.index("--env") + 1] == "HF_TOKEN"
+    assert image.environment == {"GONE": ""}
+    host = command_line(["vllm"], taken, Launch(host="box"), 4711)
+    assert "HF_TOKEN" not in host.command[-1]
+
+
+def test_a_variable_that_is_to_be_taken_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    launch = Launch(command=(sys.executable, "{model}"), environment={"HF_TOKEN": None})
+    spec = Configuration("tiny", Knobs(), engine="llamacpp", launch=launch)
+    with pytest.raises(BadInput, match="HF_TOKEN is to be taken from the environment and is not"):
+        _check_installed(spec)
+    monkeypatch.setenv("HF_TOKEN", "x")
+    assert _check_installed(spec) is None
 
 
 def test_a_host_is_reached_by_a_tunnel_or_at_its_address() -> None:

@@ -566,6 +566,48 @@ def test_a_wrong_launch_is_one_line(launch: str, line: str) -> None:
         parsed(TEXT + f"launch: {launch}\n")
 
 
+@pytest.mark.parametrize(
+    ("launch", "named"),
+    [
+        ("{environment: {HF_TOKEN: KEY}}", "HF_TOKEN"),
+        ("{environment: {AWS_SECRET_ACCESS_KEY: KEY}}", "AWS_SECRET_ACCESS_KEY"),
+        ("{environment: {VLLM_API_KEY: KEY}}", "VLLM_API_KEY"),
+        ("{environment: {HARMLESS: hf_KEYKEYKEYKEYKEYKEY}}", "HARMLESS"),
+        ("{environment: {HTTPS_PROXY: 'http://me:KEY@proxy:1'}}", "HTTPS_PROXY"),
+        ("{arguments: [--api-key, KEY]}", "--api-key"),
+        ("{arguments: [--api_key=KEY]}", "api_key"),
+        ("{arguments: [--hf-token, KEY]}", "--hf-token"),
+        ("{arguments: ['--x', '{\"api_key\": \"KEY\"}']}", "api_key"),
+        ("{arguments: ['--x', 'sk-KEYKEYKEYKEYKEYKEY']}", "a value"),
+        ("{command: [sh, -c, 'HF_TOKEN=KEY vllm serve {model}']}", "HF_TOKEN"),
+        ("{command: [sh, -c, 'vllm serve {model} --api-key KEY']}", "--api-key"),
+        ("{command: [env, HF_TOKEN=KEY, vllm, serve, '{model}']}", "HF_TOKEN"),
+        ("{image: a, container: [-e, HF_TOKEN=KEY]}", "HF_TOKEN"),
+        ("{router: {arguments: [--api-key, KEY]}}", "--api-key"),
+    ],
+)
+def test_a_secret_in_a_launch_is_refused_and_not_repeated(launch: str, named: str) -> None:
+    with pytest.raises(BadInput, match="looks like a secret, and results keep it") as caught:
+        parsed(TEXT + f"launch: {launch}\n")
+    assert caught.value.what.count(named) == 1
+    assert "KEY" not in str(caught.value).replace(named, "")
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "{environment: {HF_TOKEN: null, HF_TOKEN_PATH: /k, AWS_SECRET_ACCESS_KEY: ''}}",
+        "{environment: {TOKENIZERS_PARALLELISM: 'false', VLLM_MAX_TOKENS: '5', KV_PATH: a}}",
+        "{arguments: [--long-prefill-token-threshold, '4', --ssl-keyfile, /k, --api-key-file, /k]}",
+        "{arguments: [--hf-token, --seed, '1', --max-num-batched-tokens=8]}",
+        "{command: [sh, -c, 'vllm serve {model} --api-key $KEY --x=$HF_TOKEN']}",
+        "{image: a, container: [-e, HF_TOKEN, --env, HF_TOKEN=$HF_TOKEN, -v, '/a:/b']}",
+    ],
+)
+def test_names_places_and_references_are_no_secrets(launch: str) -> None:
+    assert parsed(TEXT + f"launch: {launch}\n").baseline.configuration.launch is not None
+
+
 def test_launch_does_not_belong_to_a_server_that_runs_already() -> None:
     text = TEXT.replace("engine: twin", "engine: endpoint\nurl: http://127.0.0.1:8000")
     with pytest.raises(BadInput, match="launch belongs to an engine that Ridgeline starts"):

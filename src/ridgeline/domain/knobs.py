@@ -107,7 +107,9 @@ class Launch:
     """How an engine is started. Every part that is not given is the engine's own way.
 
     command: one argument a place, "{model}" stands for the model. environment: added to ours; an
-    empty value takes the variable away. ready_s: how long a start may take, in seconds. resident:
+    empty value takes the variable away, None leaves it as it is where the engine is started (in
+    this process, at SSH's login there; a container is given it). ready_s: how long a start may
+    take, in seconds. resident:
     how many engines stay up side by side, one of them loaded at a time (None: one after another);
     start_together: those are started side by side. cold_s: length of the first run of a fresh
     engine, which is kept apart (None: as long as a measured run with its warm-up, 0: none).
@@ -119,7 +121,7 @@ class Launch:
 
     command: tuple[str, ...] | None = None
     arguments: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str | None] = field(default_factory=dict)
     ready_s: float = 900.0
     resident: int | None = None
     start_together: bool = True

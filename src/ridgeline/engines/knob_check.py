@@ -34,7 +34,7 @@ def check_against_engine(configuration: Configuration, command: Sequence[str]) -
         asked: Questions | NotAsked = Questions(identify, ask, f"{launch.host} {launch.image}")
         environment: Mapping[str, str] = {}
     else:
-        environment = launch.environment
+        environment = {n: v for n, v in launch.environment.items() if v is not None}
         asked = questions_for(command, environment)
     known = asked if isinstance(asked, NotAsked) else _once(asked, tuple(environment.items()))
     if isinstance(known, NotAsked):

@@ -66,7 +66,7 @@ class CommandLine:
 
 def command_line(
     words: Sequence[str],
-    environment: Mapping[str, str],
+    environment: Mapping[str, str | None],
     launch: Launch,
     port: int,
     *,
@@ -88,7 +88,8 @@ def command_line(
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     if launch.host is None:
         ours = launch.image is None
-        return CommandLine(command, environment, f"http://{HOST}:{port}", cleanup, ours=ours)
+        added = {name: value for name, value in environment.items() if value is not None}
+        return CommandLine(command, added, f"http://{HOST}:{port}", cleanup, ours=ours)
     near = (near_port or port) if launch.tunnel else port
     forward = ("-L", f"{HOST}:{near}:{HOST}:{port}") if launch.tunnel else ()
     address = HOST if launch.tunnel else launch.host.rpartition("@")[2]
@@ -144,7 +145,7 @@ def model_words(model: str, launch: Launch) -> str:
 
 def _in_image(
     words: Sequence[str],
-    environment: Mapping[str, str],
+    environment: Mapping[str, str | None],
     launch: Launch,
     name: str,
     gpus: Sequence[str] | None,
@@ -160,7 +161,7 @@ def _in_image(
     if gpus is not None:  # the quotes are docker's: it reads the value as a row of a table
         command += ["--gpus", f'"device={",".join(gpus)}"']
     for variable, value in environment.items():
-        command += ["--env", variable] if value else []
+        command += ["--env", variable] if value != "" else []
     if launch.host is None:
         folders = dict.fromkeys(w for w in words if w.startswith("/") and Path(w).is_dir())
         for folder in folders:
@@ -169,12 +170,16 @@ def _in_image(
 
 
 def far_program(
-    words: Sequence[str], environment: Mapping[str, str], port: int, cleanup: Sequence[str] = ()
+    words: Sequence[str],
+    environment: Mapping[str, str | None],
+    port: int,
+    cleanup: Sequence[str] = (),
 ) -> str:
     """The shell program that runs the words on another host and ends them with its input."""
     variables = [
         f"export {name}={shlex.quote(value)}" if value else f"unset {name}"
         for name, value in environment.items()
+        if value is not None  # as it is set there: a secret does not travel in a command line
     ]
     ending = f"{shlex.join(cleanup)} >/dev/null 2>&1" if cleanup else ":"
     return _FAR.format(

@@ -73,7 +73,7 @@ class ServerLaunch:
 
     command: tuple[str, ...] | None = None
     arguments: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str | None] = field(default_factory=dict)
     log_folder: Path = Path("runs/engine-logs")
     ready_s: float = 900.0
     gpus: tuple[int, ...] | None = None  # which GPUs to use, in this order; None = from 0 on
@@ -216,7 +216,7 @@ def _refuse_shared_port(replica: Replica) -> None:
         raise _failed("port", what, replica, "end it, or start again: another port is taken")
 
 
-def missing_program(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+def missing_program(command: Sequence[str], environment: Mapping[str, str | None]) -> str | None:
     """The program of a launch command when it is not on this machine, else None."""
     found = shutil.which(command[0], path=environment.get("PATH"))
     return command[0] if found is None else None

@@ -4,6 +4,7 @@ An engine that has to be started is started once for all runs of its configurati
 up side by side decides whether runs can be interleaved; see `arrange`.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -137,6 +138,12 @@ def _check_installed(configuration: Configuration) -> str | None:
     if missing_program([needed], launch.environment) is not None:
         fix = dialect.install if needed == command[0] else f"install {needed} here"
         raise BadInput(f"there is no program {needed!r}", where="engine", fix=fix)
+    absent = [n for n, v in launch.environment.items() if v is None and n not in os.environ]
+    if absent and launch.host is None:
+        raise BadInput(
+            f"{absent[0]} is to be taken from the environment and is not set",
+            where="launch.environment", fix=f"export {absent[0]}, or leave it out",
+        )  # fmt: skip
     router = launch.router
     if router is not None and missing_program(router.command, {}) is not None:
         what = f"there is no program {router.command[0]!r}"

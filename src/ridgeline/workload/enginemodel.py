@@ -126,9 +126,10 @@ class LaunchPart(Part):
     arguments: list[str] = Field(
         default_factory=list, description="more arguments, after those of the knobs"
     )
-    environment: dict[str, str] = Field(
+    environment: dict[str, str | None] = Field(
         default_factory=dict,
-        description="variables for the engine, beside Ridgeline's own; an empty text removes one",
+        description="variables for the engine, beside Ridgeline's own; an empty text removes one,"
+        " null takes it from the environment of what starts the engine (secrets; never kept)",
     )
     ready_s: float = amount("seconds", "how long a start may take", default=900.0, gt=0,
                              le=DAY_S)  # fmt: skip

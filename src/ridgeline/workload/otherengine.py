@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.domain.knobs import Configuration, Knobs, Launch, Router
+from ridgeline.domain.secrets import looks_secret, secret_in_words, secret_name
 from ridgeline.workload.enginemodel import LaunchPart, RouterPart
 from ridgeline.workload.studymodel import ExperimentPart, StudyPart
 
@@ -101,7 +102,28 @@ def check_launch(source: "Source", launch: Launch, path: tuple[str | int, ...]) 
     if not launch.tunnel and launch.host is None:
         what = "tunnel belongs to an engine on another host, and there is none"
         raise source.error((*path, "tunnel"), what, "add launch.host")
+    if not source.stored:  # what was stored before must stay readable
+        _refuse_secrets(source, launch, path)
     for word in launch.arguments:
         if word.split("=")[0].replace("_", "-") in OURS:
             what = f"{word.split('=')[0]} is Ridgeline's to give: it must know who answers where"
             raise source.error((*path, "arguments"), what, "leave it out")
+
+
+def _refuse_secrets(source: "Source", launch: Launch, path: tuple[str | int, ...]) -> None:
+    """Raise BadInput for a key or password among what results keep; its value is not repeated."""
+    for name, value in launch.environment.items():
+        if value and (secret_name(name) or looks_secret(value)):
+            what = f"the value of {name} looks like a secret, and results keep it"
+            fix = f"write {name}: null, it is then taken from the environment"
+            raise source.error((*path, "environment"), what, fix)
+    router = launch.router
+    given = {"command": launch.command or (), "arguments": launch.arguments}
+    given["container"] = launch.container
+    given["router"] = () if router is None else (*router.command, *router.arguments)
+    for key, words in given.items():
+        found = secret_in_words(words)
+        if found is not None:
+            what = f"{found} holds what looks like a secret, and results keep it"
+            fix = "give it as a variable that the engine reads, as in environment: {HF_TOKEN: null}"
+            raise source.error((*path, key), what, fix)
