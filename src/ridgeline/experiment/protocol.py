@@ -191,7 +191,7 @@ def finish(
     try:
         records = write_records(folder, sink.requests, sink.step_table)
     except StoreError:
-        if must_store:
+        if must_store or not sink.requests:  # emptied: they are on the disk
             raise
         records = unsaved = records_from_requests(sink.requests, sink.step_table)
     known = facts or rebuilt_facts(meta, sink)

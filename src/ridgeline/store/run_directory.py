@@ -5,7 +5,7 @@ run that is going on or was killed. A folder with neither holds nothing.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -89,14 +89,16 @@ class StoredRun:
 
 
 def write_records(
-    folder: Path, requests: Sequence[RequestRecord], steps: StepTable | None = None
+    folder: Path, requests: list[RequestRecord], steps: StepTable | None = None
 ) -> RunRecords:
     """Write a run's tables and read them back, so that its figures are those of what is stored.
 
+    Once they are written the list is emptied: beside the columns the requests would be held twice.
     The run is not finished before `write_run`. Raises StoreError.
     """
     make_folder(folder)
     write_tables(folder, requests, steps)
+    requests.clear()
     return read_tables(folder)
 
 

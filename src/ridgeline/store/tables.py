@@ -10,6 +10,7 @@ telemetry.parquet: one row a reading beside a measured run: at_ns, source, unit,
 
 import contextlib
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -46,6 +47,7 @@ _PLAIN_STEP_COLUMNS = (
 
 def write_tables(folder: Path, requests: Sequence[RequestRecord], steps: StepTable | None) -> None:
     """Write the tables of a run into an existing folder; raises StoreError."""
+    _load_polars()
     import polars as pl  # noqa: PLC0415
 
     rows = sorted(requests, key=attrgetter("index"))
@@ -67,6 +69,7 @@ def write_tables(folder: Path, requests: Sequence[RequestRecord], steps: StepTab
 
 def read_tables(folder: Path) -> RunRecords:
     """The records of a run as they went in; raises StoreError when a table is missing or bad."""
+    _load_polars()
     frame = _read(folder / REQUESTS)
     index: Ints = frame["index"].to_numpy().astype(np.int64)
     steps = _read_steps(folder / STEPS) if (folder / STEPS).exists() else None
@@ -89,6 +92,7 @@ def read_tables(folder: Path) -> RunRecords:
 
 def write_telemetry(folder: Path, rows: Sequence[TelemetryRow]) -> None:
     """Write the readings beside a run into an existing folder; raises StoreError."""
+    _load_polars()
     import polars as pl  # noqa: PLC0415
 
     kinds: dict[str, Any] = {
@@ -104,6 +108,7 @@ def read_telemetry(folder: Path) -> tuple[TelemetryRow, ...]:
 
     Raises StoreError for a damaged table.
     """
+    _load_polars()
     path = folder / TELEMETRY
     if not path.exists():
         return ()
@@ -133,13 +138,30 @@ def _by_request(found: list[_Chunks], n: int) -> tuple[Ints, Ints, Bools]:
     """Bounds of each request's chunks, their times and marks. A request is in one source only."""
     used = [f for f in found if len(f.row)] or [found[0]]
     start = np.zeros(n + 1, dtype=np.int64)
+    if len(used) == 1:  # no copies: a run may have millions of chunks
+        np.cumsum(np.bincount(used[0].row, minlength=n), out=start[1:])
+        return start, used[0].stamps, used[0].shared
     row = np.concatenate([f.row for f in used])
     np.cumsum(np.bincount(row, minlength=n), out=start[1:])
-    if len(used) == 1:
-        return start, used[0].stamps, used[0].shared
     order = np.argsort(row, kind="stable")
     stamps = np.concatenate([f.stamps for f in used])[order]
     return start, stamps, np.concatenate([f.shared for f in used])[order]
+
+
+def _load_polars() -> None:
+    """Import polars with an allocator that gives freed pages back at once.
+
+    Otherwise it keeps them for seconds, a tenth of what a long run holds. It reads its settings as
+    it is loaded; engines that are started later must not see them.
+    """
+    name = "_RJEM_MALLOC_CONF"
+    told = name in os.environ
+    os.environ.setdefault(name, "dirty_decay_ms:0,muzzy_decay_ms:0")
+    try:
+        import polars  # noqa: F401, PLC0415
+    finally:
+        if not told:
+            del os.environ[name]
 
 
 def _chunk_frame(rows: Sequence[RequestRecord]) -> "pl.DataFrame":
@@ -154,7 +176,7 @@ def _chunk_frame(rows: Sequence[RequestRecord]) -> "pl.DataFrame":
     counts = [len(s) for s in stamps]
     return pl.DataFrame(
         {
-            "request": np.repeat([r.index for r in with_chunks], counts).astype(np.int64),
+            "request": np.repeat(np.array([r.index for r in with_chunks], np.int64), counts),
             "at_ns": np.concatenate([np.empty(0, np.int64), *stamps]),
             "shared": np.concatenate([np.empty(0, np.bool_), *shared]),
         }
