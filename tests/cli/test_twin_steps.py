@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import run as cli
+from ridgeline.twin import replica
 
 DATA = Path(__file__).parents[1] / "twin" / "data"
 STUDY = """
@@ -53,7 +54,8 @@ def test_the_first_step_that_differs_is_named_and_the_exit_code_says_so(log, cap
     assert "the twin decides otherwise: step 3: free_blocks: engine" in capsys.readouterr().err
 
 
-def test_a_study_is_traced_and_its_trace_replays_to_itself(tmp_path, capsys):
+def test_a_study_is_traced_and_its_trace_replays_to_itself(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(replica, "PACKED_STEPS", 100)  # as a longer load packs its first steps
     study, out = tmp_path / "study.yaml", tmp_path / "steps.jsonl"
     study.write_text(STUDY)
     assert run("twin", study, "--trace", out) == 0
@@ -63,8 +65,10 @@ def test_a_study_is_traced_and_its_trace_replays_to_itself(tmp_path, capsys):
     assert sum(len(line["arrived"]) for line in lines[1:]) > 12
     assert max(sum(line["scheduled"].values()) for line in lines[1:]) == 512
     assert any(line["preempted"] for line in lines[1:])
+    told = f"{len(lines) - 1} steps"
+    assert f"{told} of experiment baseline written to" in capsys.readouterr().err
     assert run("twin", "--replay", out) == 0
-    capsys.readouterr()
+    assert told in capsys.readouterr().err
     assert run("twin", study, "--experiment", "two", "--trace", out) == 2
     assert "data_parallel_size: has 2 replicas" in capsys.readouterr().err
 

@@ -190,6 +190,20 @@ class TestLevels:
         assert find_capacity(broken, 0.95).value == 2
         assert find_capacity(broken, 0.95).high == 3
 
+    def test_a_level_that_could_not_be_judged_leaves_a_lower_bound(self) -> None:
+        """4 was void and 3 too short: what lies below 8 may be more than 2, and that is said."""
+        good = level(2, 2, attained=1.0, attained_low=0.98, attained_high=1.0)
+        void = replace(good, load=4, state="void", reasons=("client limit: busy",))
+        short = replace(good, load=3, requests=50)
+        over = replace(good, load=8, state="overloaded")
+        found = find_capacity([good, void, over], 0.95)
+        assert (found.value, found.high) == (2, 8)
+        assert found.reason == "the level at 4 is void: client limit: busy"
+        assert "3 had 50 of 200" in (find_capacity([good, short, over], 0.95).reason or "")
+        assert find_capacity([good, over], 0.95).reason is None
+        above = replace(void, load=16)  # beyond what fails: nothing is open
+        assert find_capacity([good, over, above], 0.95).reason is None
+
     def test_errors_count(self) -> None:
         good = level(1, 1, attained=1.0, attained_low=0.98, attained_high=1.0)
         bad = replace(good, load=2, error_rate=0.03)
@@ -255,6 +269,7 @@ def test_a_search_that_was_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
     whole, _ = search(tmp_path / "other", sweep(), SlotsEngine(Slots(8)))
     assert len(second.endpoint.drives) == len(result.levels) - 3
     assert [one.load for one in result.levels] == [one.load for one in whole.levels]
+    assert result.engine == "slots"  # what answered, by its own word
     assert read_knee(StudyDirectory(tmp_path)) == result
     index = StudyDirectory(tmp_path).index()
     assert set(index.order) == {one.run_id for one in result.levels}

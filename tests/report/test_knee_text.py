@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from ridgeline.domain.knee import Estimate, KneeLevel, KneeResult
-from ridgeline.report.kneetext import HEAD, knee_console, level_cells
+from ridgeline.report.kneetext import HEAD, capacity_sentence, knee_console, level_cells
 
 LATE = "client limit: the times of chunks are up to 46.4 ms too late at p95"
 
@@ -41,3 +41,37 @@ def test_why_there_is_no_knee_is_said_once() -> None:
     text = " ".join(shown.export_text().split())
     assert text.count(LATE) == 1
     assert "the budget of 4 minutes was used up" in text
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("ridgeline-twin", "MEASURED at the client; the server is a digital twin (ridgeline-twin)"),
+        ("vllm", "MEASURED by HTTP"),
+        (None, "MEASURED by HTTP"),
+    ],
+)
+def test_a_twin_behind_http_is_told(engine: str | None, said: str) -> None:
+    found = KneeResult(
+        name="m at a URL", load="users", measured=True, levels=(level(100, 0.02),),
+        knee=Estimate(4.0), plateau_tokens_per_s=1880.0, engine=engine,
+    )  # fmt: skip
+    shown = Console(width=100, record=True, file=io.StringIO())
+    shown.print(knee_console(found, wide=False))
+    assert shown.export_text().startswith(f"{said}: m at a URL\n")
+
+
+def test_a_capacity_that_is_a_lower_bound_says_at_least() -> None:
+    def said(reason: str | None) -> str | None:
+        return capacity_sentence(
+            KneeResult(
+                name="k", load="rate", measured=True, levels=(), plateau_tokens_per_s=None,
+                knee=Estimate(None), capacity=Estimate(11.0, 11.0, 20.0, reason), target=0.95,
+                slo=("p95 TTFT <= 500 ms",),
+            )  # fmt: skip
+        )
+
+    open_end = said("the level at 14 is void: client limit: busy")
+    assert (open_end or "").startswith("The capacity is at least 11.0 requests/s (below 20.0): ")
+    assert (open_end or "").endswith(" Note: the level at 14 is void: client limit: busy.")
+    assert (said(None) or "").startswith("The capacity is 11.0 requests/s (below 20.0): ")

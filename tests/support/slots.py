@@ -64,8 +64,9 @@ class Slots:
                 end_s = at + 1e-9
         window = Window(round(LEAD_S * 1e9), round(end_s * 1e9))
         return RunFacts(
-            "measured", window, self.client, warmup=Warmup(window, workload.warmup_s, found=True)
-        )
+            "measured", window, self.client, warmup=Warmup(window, workload.warmup_s, found=True),
+            server={"engine": "slots"},
+        )  # fmt: skip
 
     def _record(
         self,

@@ -72,7 +72,7 @@ class KneeResult:
     """A whole search. `target`: what the attainment must reach, None without a per-request limit.
 
     `notes`: what a reader must know (levels that are void, a budget that was used up). `measured`:
-    False for the twin.
+    False for the twin. `engine`: what the server says that it is, None where it does not.
     """
 
     name: str
@@ -85,6 +85,7 @@ class KneeResult:
     target: float | None = None
     slo: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    engine: str | None = None
     seconds: float | None = field(default=None, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -206,7 +207,7 @@ def passes(level: KneeLevel, target: float, most_errors: float | None) -> bool |
     """
     if level.state == "overloaded":
         return False
-    if level.state == "void" or level.requests < level.wanted or level.attained is None:
+    if not _judged(level) or level.attained is None:
         return None
     if most_errors is not None and (level.error_rate is None or level.error_rate > most_errors):
         return False
@@ -215,13 +216,22 @@ def passes(level: KneeLevel, target: float, most_errors: float | None) -> bool |
     return True if level.attained_low is not None and level.attained_low >= target else None
 
 
+def _judged(level: KneeLevel) -> bool:
+    """Whether the level says anything about its targets."""
+    if level.state == "overloaded":
+        return True
+    enough = level.requests >= level.wanted
+    return level.state != "void" and enough and level.attained is not None
+
+
 def find_capacity(
     levels: Sequence[KneeLevel], target: float, most_errors: float | None = None
 ) -> Estimate:
     """The highest load that passes with all lower ones that could be judged.
 
     Its interval reaches to the lowest load that clearly fails: overloaded, or with the upper bound
-    of its attainment below the target.
+    of its attainment below the target. With a `reason` beside it the value is a lower bound only:
+    nothing clearly fails, or a level between could not be judged.
     """
     ordered = sorted(levels, key=lambda level: level.load)
     value, unknown = None, None
@@ -236,7 +246,15 @@ def find_capacity(
     clear = [level.load for level in ordered if _clearly_fails(level, target, most_errors)]
     high = min((load for load in clear if value is None or load > value), default=None)
     if value is not None:
+        between = (
+            level
+            for level in ordered
+            if value < level.load < (high or math.inf) and not _judged(level)
+        )
+        skipped = next(between, None)
         reason = None if high is not None else "no load that was measured clearly fails"
+        if skipped is not None:
+            reason = _why_unknown(skipped)
         return Estimate(value, value, high, reason)
     if high is not None:
         return Estimate(None, 0.0, high, f"not even the lowest load, {ordered[0].load:g}, passes")

@@ -61,11 +61,18 @@ def record(configuration: Configuration, workload: Workload, path: Path) -> int:
     (engine,) = fleet.replicas
     with _writing(path) as file:
         _write(file, header(twin.knobs, twin.memory.usable_blocks))
-        recorder = Recorder(engine.scheduler, lambda line: _write(file, line.to_json()))
+        steps = 0
+
+        def hear(line: StepLine) -> None:
+            nonlocal steps
+            steps += 1
+            _write(file, line.to_json())
+
+        recorder = Recorder(engine.scheduler, hear)
         engine.scheduler = cast(Scheduler, recorder)
         offer.begin(fleet)
         fleet.run_until(None)
-    return len(engine.rows)
+    return steps
 
 
 def compare(path: Path, out: Path | None = None) -> Compared:

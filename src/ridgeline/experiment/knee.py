@@ -108,7 +108,7 @@ def search_knee(
                 continue
             levels.append(found)
             watch.level(levels[-1])
-        result = result_of(sweep, levels, notes, time.monotonic() - begun)
+        result = result_of(sweep, levels, notes, time.monotonic() - begun, book.server)
         write_json(directory.path / RESULT_FILE, result.to_json())
     return result, watch.stop_asked()
 
@@ -129,6 +129,7 @@ class _Levels:
     command: str
     calibrate: Calibrate | None = None
     experiments: list[PlannedExperiment] = field(default_factory=list)
+    server: str | None = None  # what answered, by its own word
 
     def with_start(self) -> tuple[Sweep, str | None]:
         """The sweep with a first rate: half of what PROBE_USERS users get through.
@@ -183,6 +184,7 @@ class _Levels:
         _, kept = split_runs((run,), self.directory, keep=True)
         if kept and self._will_do(kept[0]):
             self.directory.write_index(index.with_run(entry_of(kept[0])))
+            self._hear(kept[0])
             return kept[0]
         if left_s is not None and expected_s > left_s:
             return None
@@ -194,7 +196,13 @@ class _Levels:
         stored = carry_out(run, folder, self.engine, watch, calibrate=self.calibrate)
         self.directory.write_index(index.with_run(entry_of(stored)))
         self.watch.ended(stored)
+        self._hear(stored)
         return stored
+
+    def _hear(self, run: StoredRun) -> None:
+        """Keep what the run's server calls itself."""
+        name = None if run.facts is None else run.facts.server.get("engine")
+        self.server = str(name) if name else self.server
 
     def _will_do(self, run: StoredRun) -> bool:
         """True for a level on disk that need not be measured again: valid, or overloaded; a twin
@@ -291,9 +299,13 @@ _OF_OVERLOAD = ("the window of",)  # shorter than a stay, which grows with the q
 
 
 def result_of(
-    sweep: Sweep, levels: Sequence[KneeLevel], notes: Sequence[str], seconds: float | None
+    sweep: Sweep,
+    levels: Sequence[KneeLevel],
+    notes: Sequence[str],
+    seconds: float | None,
+    engine: str | None = None,
 ) -> KneeResult:
-    """What the levels say."""
+    """What the levels say; `engine`: what the server says that it is."""
     asked = sweep.asked
     best = plateau(levels)
     told = [
@@ -314,6 +326,7 @@ def result_of(
         target=asked.target,
         slo=tuple(str(limit) for limit in sweep.slo.limits),
         notes=(*told, *notes),
+        engine=engine,
         seconds=seconds,
     )
 

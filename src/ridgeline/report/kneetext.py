@@ -40,8 +40,8 @@ def capacity_sentence(result: KneeResult) -> str | None:
     upper = "" if found.high is None else f" (below {numbers.number(found.high)})"
     stable = " and the queue is stable" if result.load == "rate" else ""
     return (
-        f"The capacity is {numbers.number(found.value)} {unit}{upper}: by its lower bound at least"
-        f" {numbers.percent(result.target)} of the requests are inside {limits}{stable}."
+        f"The capacity is {'at least ' if found.reason else ''}{numbers.number(found.value)}"
+        f" {unit}{upper}: by its lower bound at least {numbers.percent(result.target)} of the requests are inside {limits}{stable}."
         f"{_doubt(found)}"
     )
 
@@ -56,6 +56,15 @@ def _range(found: Estimate) -> str:
 
 def _doubt(found: Estimate) -> str:
     return f" Note: {found.reason}." if found.reason else ""
+
+
+def _origin(result: KneeResult) -> str:
+    """Where the figures come from: what answered over HTTP may itself be a twin."""
+    if not result.measured:
+        return "TWIN a prediction of the digital twin"
+    if "twin" in (result.engine or ""):
+        return f"MEASURED at the client; the server is a digital twin ({result.engine})"
+    return "MEASURED by HTTP"
 
 
 def level_cells(level: KneeLevel) -> tuple[str, ...]:
@@ -113,9 +122,7 @@ def knee_console(result: KneeResult, *, wide: bool = True) -> "Group":
         if not inside:
             del cells[HEAD.index("inside the SLO")]
         table.add_row(*cells, style=None if level.state == "valid" else "dim")
-    badge = "MEASURED" if result.measured else "TWIN"
-    told = "by HTTP" if result.measured else "a prediction of the digital twin"
-    parts: list[object] = [Text(f"{badge} {told}: {result.name}", style="bold")]
+    parts: list[object] = [Text(f"{_origin(result)}: {result.name}", style="bold")]
     parts.append(Text(knee_sentence(result)))
     capacity = capacity_sentence(result)
     if capacity is not None:
