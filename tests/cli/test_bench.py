@@ -463,6 +463,29 @@ def journal_holds(path: Path, size: int) -> None:
         time.sleep(0.05)
 
 
+def test_why_a_run_is_void_is_said_once_on_one_console(url: str, tmp_path: Path) -> None:
+    """20 requests carry no p99: told by the figures, or by the last line where those are not."""
+    args = ["bench", url, *LOAD, "--requests", "20", "--slo", "ttft_p99_ms=900", UNCALIBRATED]
+    why = "ttft_p99_ms needs 500 requests"
+
+    def said(*more: str, apart: bool = False) -> tuple[str, str]:
+        child = subprocess.run(
+            [*COMMAND, *args, *more, "--out", str(tmp_path / "o")], text=True, timeout=60,
+            check=False, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if apart else subprocess.STDOUT,
+        )  # fmt: skip
+        assert child.returncode == 3
+        return child.stdout, child.stderr or ""
+
+    together, _ = said()
+    assert together.count(why) == 1, together
+    assert "ridgeline: the run is void\n" in together
+    out, err = said(apart=True)
+    assert (out.count(why), err.count(why)) == (1, 1), out + err
+    quiet, _ = said("--quiet")
+    assert quiet.count(why) == 1, quiet
+
+
 def test_ctrl_c_keeps_and_reports_what_was_measured(url: str, tmp_path: Path) -> None:
     child = begin(url, tmp_path, "--json", "-")
     try:

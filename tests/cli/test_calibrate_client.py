@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from ridgeline.domain.calibration import ClientCalibration, ClientLevel
 from ridgeline.domain.workload import Arrivals, Client, Workload
 from ridgeline.load import selftest
 from ridgeline.load.selftest import NullServerProcess
-from ridgeline.report.selftest import calibration_table
+from ridgeline.report.selftest import calibration_table, calibration_words
 
 LOAD = ["--users", "2", "--duration", "1", "--warmup", "0", "--output-tokens", "5"]
 
@@ -35,8 +36,9 @@ def test_a_run_has_its_calibration_and_tells_it(
 ) -> None:
     assert ridgeline(["bench", url, *LOAD, "--out", str(tmp_path)]) in (0, 3)
     shown = capfd.readouterr()
-    assert "client calibration: 100 streams, 1 worker, " in shown.err
-    assert "client calibration: 100 streams, 1 worker, " in shown.out
+    assert "client calibration: done in" in shown.err
+    both = shown.err + shown.out
+    assert both.count("client calibration: 100 streams, 1 worker, ") == 1
     found = stored(tmp_path)["facts"]["calibration"]  # type: ignore[index]
     assert {level["kind"] for level in found["levels"]} == {"requests", "chunks"}
     assert 0 < found["seconds"] < 20
@@ -96,11 +98,18 @@ def test_every_level_fits_into_80_columns() -> None:
         send_lateness_p99_s=0.3517, loop_lag_p99_s=0.4055, cpu_share=0.99,
         server_lateness_p50_s=0.0, server_was_the_limit=False,
     )  # fmt: skip
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(calibration_table(ClientCalibration(100, 1, 1.0, (level,))))
-    row = console.export_text().splitlines()[-1].split()
+    shown = console_lines(level)
+    head, row = (line.split() for line in shown[1:3])
+    assert head[-2:] == ["CPU", "times"]
     assert row == ["requests", "99", "999", "199", "999", "1.23", "258", "0.00", "1500", "9.99",
                    "352", "406", "99%", "late"]  # fmt: skip
+    assert not {"true:", "late:", "busy:"} - set(" ".join(shown).split())
+
+
+def console_lines(level: ClientLevel) -> list[str]:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(calibration_table(ClientCalibration(100, 1, 1.0, (level,))))
+    return console.export_text().splitlines()
 
 
 def test_once_for_all_runs_with_as_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +128,40 @@ def test_once_for_all_runs_with_as_many_workers(monkeypatch: pytest.MonkeyPatch)
         assert calibrated(load).workers == min(users, workers)
     assert asked == [(8.0, 2), (1.0, 1)]
     assert len(told) == 2
+
+
+def test_what_the_table_shows_later_is_not_told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ClientCalibration(8, 1, 1.25)
+    monkeypatch.setattr(selftest, "calibrate_client", lambda *_: found)
+    for later, words in ((True, "done in 1.2 s"), (False, calibration_words(found))):
+        told: list[str] = []
+        Calibrated(told.append, shown_later=later)(Workload(Arrivals(users=8)))
+        assert told == [f"client calibration: {words}"]
+    monkeypatch.setattr(selftest, "calibrate_client", lambda *_: replace(found, problem="no port"))
+    told = []
+    Calibrated(told.append, shown_later=True)(Workload(Arrivals(users=8)))
+    assert "not done: no port" in told[0]
+
+
+def test_what_ended_the_search_is_told_without_a_contradiction() -> None:
+    """A disturbed level, a null server at its end, or a search that simply went no higher."""
+    level = ClientLevel(
+        kind="requests", asked_per_s=2000.0, requests_per_s=2000.0, chunks_per_s=2000.0,
+        compared=9, failed=0, ttft_error_p50_s=0.0, ttft_error_p99_s=1e-5,
+        itl_error_p50_s=None, itl_error_p99_s=None, send_lateness_p50_s=0.0,
+        send_lateness_p99_s=0.0, loop_lag_p99_s=0.0, cpu_share=0.3,
+        server_lateness_p50_s=0.0, server_was_the_limit=False,
+    )  # fmt: skip
+    late = replace(level, requests_per_s=4000.0, send_lateness_p50_s=0.02)
+    limited = replace(level, requests_per_s=4000.0, server_was_the_limit=True)
+    for other, why in (
+        (late, "2 000 requests/s timed right at least (above that something else on this machine"),
+        (limited, "4 000 requests/s timed right at least (the null server sent no more)"),
+        (level, "2 000 requests/s timed right at least (no higher rate was tried)"),
+        (replace(late, cpu_share=0.97), "2 000 requests/s timed right, stamp errors"),
+    ):
+        words = calibration_words(ClientCalibration(100, 1, 1.0, (level, other)))
+        assert why in " ".join(words.split()), words
 
 
 STUDY = """\

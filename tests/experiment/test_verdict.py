@@ -634,3 +634,40 @@ class TestCounts:
 def test_a_stopped_run_gets_no_valid_verdict() -> None:
     """The long requests of that moment are missing, so the figures are not those of the load."""
     assert "stopped after 30 s" in reasons(evidence(STEADY, interrupted=True))
+
+
+def test_what_a_stop_left_half_told_leans_only_where_lengths_differ() -> None:
+    open_end = [request(300 + i, 29.9, failure="stopped", ended_s=30.0, planned=10) for i in (0, 1)]
+    even = reasons(evidence([*STEADY, *open_end], interrupted=True))
+    assert "2 requests still on the way" in even
+    assert "lean" not in even
+    uneven = [*STEADY, *(replace(r, planned_output_tokens=90) for r in open_end)]
+    assert "lean to the short ones" in reasons(evidence(uneven, interrupted=True))
+    assert "on the way" not in reasons(evidence(STEADY, interrupted=True))
+
+
+class TestAdviceToAClientAtItsLimit:
+    """Full: more workers. Idle and late: the machine was busy with something else."""
+
+    late = ClientCheck("read", loop_lag_p99_s=0.2, cpu_share=0.03, host_load=6.71, host_cores=2)
+
+    def test_a_client_that_idled_was_kept_from_its_core(self) -> None:
+        said = reasons(evidence(STEADY, client=self.late))
+        assert "CPU 3% of its core" in said
+        assert "something else on this machine held its core (load average 6.7 on 2 cores)" in said
+        assert "chrt -f 50" in said
+        assert "--workers" not in said
+
+    def test_the_load_average_is_told_only_where_it_explains(self) -> None:
+        said = reasons(evidence(STEADY, client=replace(self.late, host_load=0.4)))
+        assert "held its core: free a core" in said
+        assert "load average" not in said
+
+    def test_a_client_that_was_full_needs_workers(self) -> None:
+        said = reasons(evidence(STEADY, client=replace(self.late, cpu_share=0.97)))
+        assert "more --workers" in said
+        assert "chrt" not in said
+
+    def test_a_worker_that_died_gets_no_such_advice(self) -> None:
+        gone = ClientCheck("kernel", cpu_share=0.03, faults=("worker 2 of 4 died (signal 9)",))
+        assert "chrt" not in reasons(evidence(STEADY, client=gone))

@@ -65,10 +65,16 @@ def test_a_capacity_that_is_a_lower_bound_says_at_least() -> None:
     def said(reason: str | None) -> str | None:
         return capacity_sentence(
             KneeResult(
-                name="k", load="rate", measured=True, levels=(), plateau_tokens_per_s=None,
-                knee=Estimate(None), capacity=Estimate(11.0, 11.0, 20.0, reason), target=0.95,
+                name="k",
+                load="rate",
+                measured=True,
+                levels=(),
+                plateau_tokens_per_s=None,
+                knee=Estimate(None),
+                capacity=Estimate(11.0, 11.0, 20.0, reason),
+                target=0.95,
                 slo=("p95 TTFT <= 500 ms",),
-            )  # fmt: skip
+            )
         )
 
     open_end = said("the level at 14 is void: client limit: busy")

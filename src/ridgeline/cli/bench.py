@@ -26,6 +26,7 @@ from ridgeline.cli.output import (
     ensure_folder_target,
     ensure_json_target,
     one_line,
+    same_console,
     say,
     show,
     write_json,
@@ -205,7 +206,7 @@ def bench(
     )
     experiment = PlannedExperiment(NAME, configuration, workload, "")
     plan = Plan(NAME, "bench", None, (experiment,), limits, 1, endpoint)
-    tried = None if no_calibration else Calibrated(say, able)
+    tried = None if no_calibration else Calibrated(say, able, shown_later=not quiet)
     return _measure(plan, folder, (json, export_vllm), EndpointEngine(), tried, quiet=quiet)
 
 
@@ -230,7 +231,7 @@ def _measure(
             plan,
             directory,
             lambda _: engine,
-            StudyProgress(shown, stop),
+            StudyProgress(shown, stop, reasons=False),
             command=command_line(),
             keep=False,
             calibrate=calibrate,
@@ -247,7 +248,8 @@ def _measure(
             _show(folder, to_stderr=json == "-")
         _say_failures(run.summary)
     say(f"results: {folder} (`ridgeline report {folder} --html FILE` for the page)")
-    return INTERRUPTED if outcome.interrupted else _exit_code(run)
+    told = not quiet and run.summary is not None and same_console()
+    return INTERRUPTED if outcome.interrupted else _exit_code(run, told=told)
 
 
 def _show(folder: Path, *, to_stderr: bool) -> None:
@@ -269,16 +271,16 @@ def _say_failures(summary: "Summary") -> None:
         )
 
 
-def _exit_code(run: "StoredRun") -> int:
+def _exit_code(run: "StoredRun", *, told: bool) -> int:
     """0, 1 for a missed limit, 2 for a request that was refused before it was sent, 3 for a run
-    that is void or failed; the reason is said.
+    that is void or failed; the reason is said, unless the table just above has `told` it.
     """
     if run.failure is not None:
         say(f"ridgeline: {one_line(run.failure.text)}")
         return 2 if run.failure.kind == "refused" else NOT_COMPLETED
     if run.summary is None or not run.summary.verdict.valid:
         reasons = run.summary.verdict.reasons if run.summary else ("nothing was measured",)
-        say(f"ridgeline: the run is void: {'; '.join(reasons)}")
+        say("ridgeline: the run is void" + ("" if told else f": {'; '.join(reasons)}"))
         return NOT_COMPLETED
     missed = [r for r in run.summary.slo if not r.met]
     for result in missed:

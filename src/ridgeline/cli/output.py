@@ -28,6 +28,14 @@ def say(line: str) -> None:
     print(mask(line), file=sys.stderr, flush=True)
 
 
+def same_console() -> bool:
+    """Whether results and the rest go to one place: what the one says the other need not."""
+    try:
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
+    except (OSError, ValueError):  # replaced by something that is no file, or closed
+        return False
+
+
 def command_line() -> str:
     """The command as it can be typed again."""
     return shlex.join(["ridgeline", *sys.argv[1:]])

@@ -178,10 +178,10 @@ class RunProgress:
 
 
 class StudyProgress:
-    """A StudyWatch for the terminal."""
+    """A StudyWatch for the terminal. `reasons`: whether a void run's line says why."""
 
-    def __init__(self, shown: Display, stop: Stop) -> None:
-        self._shown, self._stop = shown, stop
+    def __init__(self, shown: Display, stop: Stop, *, reasons: bool = True) -> None:
+        self._shown, self._stop, self._reasons = shown, stop, reasons
         self._since: dict[str, float] = {}
 
     def planned(self, runs: "Sequence[PlannedRun]", kept: "Sequence[StoredRun]") -> None:
@@ -200,7 +200,8 @@ class StudyProgress:
     def ended(self, run: "StoredRun") -> None:
         """Show what came of it."""
         took = time.monotonic() - self._since.pop(run.meta.run_id, time.monotonic())
-        self._shown.end(run.meta.run_id, f"{ended_text(run)} ({took:.1f} s)")
+        text = ended_text(run, reasons=self._reasons)
+        self._shown.end(run.meta.run_id, f"{text} ({took:.1f} s)")
 
     def stop_asked(self) -> bool:
         """True after the first Ctrl-C."""
@@ -219,15 +220,16 @@ def live_text(figures: "LiveFigures") -> str:
     return text if figures.phase == "measuring" else f"{figures.phase}: {text}"
 
 
-def ended_text(run: "StoredRun") -> str:
-    """What came of a run, in one line."""
+def ended_text(run: "StoredRun", *, reasons: bool = True) -> str:
+    """What came of a run, in one line; without `reasons` a void one does not say why."""
     if run.failure is not None:
         return f"failed, {run.failure.kind}: {one_line(run.failure.text)}"
     if run.summary is None:
         return f"{run.state}, nothing was measured inside the window"
     figures = figures_text(run.summary)
     if not run.summary.verdict.valid:
-        return f"{figures}; void: {'; '.join(run.summary.verdict.reasons)}"
+        why = f": {'; '.join(run.summary.verdict.reasons)}" if reasons else ""
+        return f"{figures}; void{why}"
     return f"{run.state}, {figures}"
 
 

@@ -14,12 +14,18 @@ class Calibrated:
     """Calibrates the client in short form, once for each number of workers.
 
     An `experiment.protocol.Calibrate`. `known`: a calibration that was made already.
+    `shown_later`: the whole of it comes with the figures, so that only its end is told now.
     """
 
     def __init__(
-        self, tell: Callable[[str], None], known: "ClientCalibration | None" = None
+        self,
+        tell: Callable[[str], None],
+        known: "ClientCalibration | None" = None,
+        *,
+        shown_later: bool = False,
     ) -> None:
         self._tell = tell
+        self._shown_later = shown_later
         self._known = {} if known is None else {known.workers: known}
 
     def __call__(self, workload: "Workload") -> "ClientCalibration":
@@ -34,7 +40,10 @@ class Calibrated:
         )
         if workers not in self._known:
             self._known[workers] = found = calibrate_client(workload.arrivals.peak, workers)
-            self._tell(f"client calibration: {calibration_words(found)}")
+            words = calibration_words(found)
+            if self._shown_later and found.problem is None:
+                words = f"done in {found.seconds:.1f} s"
+            self._tell(f"client calibration: {words}")
         return self._known[workers]
 
 

@@ -34,6 +34,8 @@ class ClientCheck:
     same of each reply's first chunk alone, which is what TTFT is made of.
     workers: processes that drove the load; loop lag and CPU share are the worst one's. faults: what
     happened to the client itself that leaves the figures without meaning (a worker died).
+    host_load: processes that ran or wanted to, on the client's machine, as a mean over the last
+    minute of the run; host_cores: the cores that the client may use.
     """
 
     receive_clock: str
@@ -53,6 +55,8 @@ class ClientCheck:
     first_error_p99_s: float | None = None
     first_error_max_s: float | None = None
     workers: int | None = None
+    host_load: float | None = None
+    host_cores: int | None = None
     faults: tuple[str, ...] = ()
 
 

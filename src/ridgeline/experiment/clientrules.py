@@ -24,12 +24,34 @@ STARVED_S = 0.01  # late by that and by a usual gap: a client without its core, 
 
 
 def client_limit(e: Evidence) -> Iterator[Doubt]:
-    """The client, not the server, decided the figures; what voids tells the client's state."""
+    """The client, not the server, decided the figures; what voids tells the client's state, what
+    kept it and what helps.
+    """
+    yield from (Doubt(f"client limit: {fault}") for fault in e.facts.client.faults)
     doubts = list(_client_doubts(e))
     last = max((i for i, doubt in enumerate(doubts) if doubt.void), default=None)
     for i, doubt in enumerate(doubts):
-        state = _state_text(e.facts.client) if i == last else ""
-        yield replace(doubt, text=f"{doubt.text} ({state})") if state else doubt
+        if i != last:
+            yield doubt
+            continue
+        told = "; ".join(filter(None, (_state_text(e.facts.client), _advice(e.facts.client))))
+        yield replace(doubt, text=f"{doubt.text} ({told})") if told else doubt
+
+
+def _advice(client: ClientCheck) -> str:
+    """What to do: a client that is full needs more cores, one that idled was kept from its own."""
+    if client.cpu_share is None:
+        return ""
+    if client.cpu_share >= CPU_WARN:
+        return "it needs more --workers on free cores, or fewer streams"
+    load, cores = client.host_load, client.host_cores
+    busy = load is not None and cores is not None and load > cores
+    known = f" (load average {load:.1f} on {cores} cores)" if busy else ""
+    return (
+        f"the client had time left, so something else on this machine held its core{known}: free a"
+        " core for it, give it real-time priority (chrt -f 50), drive from another host, or use"
+        " fewer streams"
+    )
 
 
 def _state_text(client: ClientCheck) -> str:
@@ -48,7 +70,6 @@ def _state_text(client: ClientCheck) -> str:
 
 
 def _client_doubts(e: Evidence) -> Iterator[Doubt]:
-    yield from (Doubt(f"client limit: {fault}") for fault in e.facts.client.faults)
     if e.records.ok.any():
         yield from _late_sends(e)
         yield from _late_reads(e)

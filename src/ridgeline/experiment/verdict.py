@@ -87,10 +87,18 @@ def _commonest_detail(e: Evidence) -> str | None:
 def stopped_early(e: Evidence) -> Iterator[Doubt]:
     """The user ended it, or it was cut off: what was on its way then is missing or half told."""
     if e.facts.interrupted:
-        yield Doubt(
-            f"stopped after {e.window.seconds:.3g} s of the window: long requests were still on"
-            " their way, so the figures lean to the short ones"
-        )
+        yield Doubt(f"stopped after {e.window.seconds:.3g} s of the window{_left_out(e)}")
+
+
+def _left_out(e: Evidence) -> str:
+    """What a stop left half told: the long ones more often than the short, where they differ."""
+    count = e.summary.requests.unfinished
+    if not count:
+        return ""
+    said = f": {count} request{'' if count == 1 else 's'} still on the way"
+    planned = e.records.planned_output_tokens[e.inside]
+    uneven = len(planned) > 0 and planned.min() < planned.max()
+    return said + (", the long ones first, so the figures lean to the short ones" if uneven else "")
 
 
 def requests_failed(e: Evidence) -> Iterator[Doubt]:

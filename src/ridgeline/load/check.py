@@ -1,5 +1,6 @@
 """Did the client itself keep up? Loop lag, lateness of sends, reading backlog, CPU."""
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,8 +60,25 @@ def pooled(parts: Sequence[CheckFigures], faults: tuple[str, ...] = ()) -> Clien
         first_error_p99_s=_seconds(firsts.percentile_ns(99)),
         first_error_max_s=_seconds(firsts.max_ns),
         workers=len(parts),
+        host_load=_host_load(),
+        host_cores=_host_cores(),
         faults=faults,
     )
+
+
+def _host_load() -> float | None:
+    """The machine's load average over a minute; None where it has none."""
+    try:
+        return os.getloadavg()[0]
+    except (OSError, AttributeError):
+        return None
+
+
+def _host_cores() -> int | None:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def _merged(digests: Sequence[Digest]) -> Digest:

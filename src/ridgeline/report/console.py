@@ -65,22 +65,25 @@ def study(report: StudyReport) -> RenderableType:
 
 def single_run(report: StudyReport) -> RenderableType:
     """One run: what `bench` prints. `report` has one row."""
-    parts: list[RenderableType] = [_head(report), _sentence(answer(report))]
+    found = answer(report)
+    parts: list[RenderableType] = [_head(report), _sentence(found)]
     if not report.rows:
         return Group(*parts)
     row = report.rows[0]
+    said = found.text
     if row.summary is not None:
         summary = row.summary
         parts += [_latencies(summary), *_rates(row), *_remarks(summary), *_errors(row)]
         parts += [part for table in part_tables(report) for part in _part_table(table)]
-        parts += _judgement(summary)
+        parts += _judgement(summary, said)
+        said += "; ".join(summary.verdict.reasons)
         if summary.warmup is not None:
             parts.append(Text(f"warm-up: {summary.warmup.reason}", style="dim"))
         able = dict(report.how).get("Client calibration")
         parts += [Text(f"client calibration: {able}", style="dim")] if able else []
         parts += [*_client(summary), *(Text(f"note: {n}", style="dim") for n in summary.notes)]
     parts += [Text(f"{run} {'are' if ',' in run else 'is'} {state}: {why}", style="yellow")
-              for run, state, why in void_lines(report)]  # fmt: skip
+              for run, state, why in void_lines(report) if why not in said]  # fmt: skip
     parts.append(Text(DEFINITIONS, style="dim"))
     return Group(*parts)
 
@@ -285,7 +288,8 @@ def _errors(row: ExperimentRow) -> list[Text]:
     return lines
 
 
-def _judgement(summary: Summary) -> list[Text]:
+def _judgement(summary: Summary, said: str) -> list[Text]:
+    """The targets and the verdict; reasons that are in `said`, above, are not told again."""
     lines = []
     for words, met in slo_lines(summary):
         mark = {True: "✓ met", False: "✗ missed", None: "? not judged"}[met]
@@ -294,7 +298,9 @@ def _judgement(summary: Summary) -> list[Text]:
     if verdict.valid:
         lines.append(Text("verdict: valid", style="bold"))
     else:
-        lines.append(Text(f"verdict: void: {'; '.join(verdict.reasons)}", style="bold yellow"))
+        more = [reason for reason in verdict.reasons if reason not in said]
+        also = f", also: {'; '.join(more)}" if more else ", for the reason above"
+        lines.append(Text(f"verdict: void{also}", style="bold yellow"))
     lines += [Text(f"warning: {warning}", style="yellow") for warning in verdict.warnings]
     if summary.itl_note:
         lines.append(Text(f"ITL: {summary.itl_note}", style="yellow"))

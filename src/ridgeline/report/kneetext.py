@@ -41,7 +41,8 @@ def capacity_sentence(result: KneeResult) -> str | None:
     stable = " and the queue is stable" if result.load == "rate" else ""
     return (
         f"The capacity is {'at least ' if found.reason else ''}{numbers.number(found.value)}"
-        f" {unit}{upper}: by its lower bound at least {numbers.percent(result.target)} of the requests are inside {limits}{stable}."
+        f" {unit}{upper}: by its lower bound at least {numbers.percent(result.target)} of the"
+        f" requests are inside {limits}{stable}."
         f"{_doubt(found)}"
     )
 

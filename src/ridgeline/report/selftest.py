@@ -9,6 +9,10 @@ from ridgeline.domain.summary import jsonable
 from ridgeline.report import numbers
 
 KINDS = ("requests", "chunks")
+LEGEND = (
+    "times: true: right to 1 ms at p99 and sent in time. late: not, with its core full: the"
+    " client's own limit. busy: not, with time left: something else held its core."
+)
 
 
 def calibration_words(able: ClientCalibration) -> str:
@@ -26,13 +30,23 @@ def _kind_words(able: ClientCalibration, kind: str) -> str:
         return f"{kind}/s not tried"
     if best is None:
         return f"no rate of {kind} was timed right"
-    limit = "" if able.bounded(kind) else " at least (what stopped it was not this client)"
+    limit = "" if able.bounded(kind) else f" at least ({_unbounded(able, kind)})"
     cost = able.cost_s(kind)
     text = f"{numbers.grouped(f'{most:.0f}')} {kind}/s timed right{limit}, stamp errors at p99"
     text += f" TTFT {_ms(best.ttft_error_p99_s)}"
     if kind == "chunks":
         text += f" and ITL {_ms(best.itl_error_p99_s)}"
     return text + ("" if cost is None else f", {cost * 1e6:.0f} µs of CPU each")
+
+
+def _unbounded(able: ClientCalibration, kind: str) -> str:
+    """Why it is not known whether the client can do more."""
+    levels = [level for level in able.levels if level.kind == kind]
+    if any(level.disturbed for level in levels):
+        return "above that something else on this machine held its core: free one to know more"
+    if any(level.server_was_the_limit for level in levels):
+        return "the null server sent no more"
+    return "no higher rate was tried"
 
 
 def level_words(level: ClientLevel) -> str:
@@ -50,13 +64,24 @@ def level_words(level: ClientLevel) -> str:
 
 def calibration_table(able: ClientCalibration) -> Table:
     """All levels that were tried."""
-    titles = ("load", "req/s", "chunks/s", "TTFT err", "ITL err", "sent late", "lag", "CPU", "")
+    titles = (
+        "load",
+        "req/s",
+        "chunks/s",
+        "TTFT err",
+        "ITL err",
+        "sent late",
+        "lag",
+        "CPU",
+        "times",
+    )
     table = Table(
         title="p50 and p99 of errors and of lateness, p99 of the loop's lag, in ms",
-        box=None, pad_edge=False, padding=(0, 1), title_justify="left",
+        box=None, pad_edge=False, padding=(0, 1), title_justify="left", caption=LEGEND,
+        caption_justify="left",
     )  # fmt: skip
     for title in titles:
-        left = title in ("load", "")
+        left = title in ("load", "times")
         table.add_column(title, justify="left" if left else "right", no_wrap=True)
     for level in able.levels:
         table.add_row(
