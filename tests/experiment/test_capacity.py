@@ -145,6 +145,12 @@ def test_the_page_fits_80_columns_and_names_the_pool(
     shown = capsys.readouterr().out
     assert all(len(line) <= 80 for line in shown.splitlines())
     assert "by the engine's log" in shown
-    assert "±" in shown
+    # A band's ends, in the unit of the figure: a symmetric ± beyond 100 % would be no band.
+    assert "±" not in shown
+    ends = re.findall(r"\(([\d.\u2009]+)–([\d.\u2009]+) ms\)", shown)
+    assert len(ends) >= 6
+    plain = [[float(n.replace("\u2009", "")) for n in pair] for pair in ends]
+    assert all(0 < low < high for low, high in plain)
+    assert "the 2 best candidates" in shown
     for words in ("waiting for kernel launches", "all-reduces", "waiting in the queue", "1: "):
         assert words in shown

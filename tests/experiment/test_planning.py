@@ -9,9 +9,9 @@ from ridgeline.cli.main import run
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.slo import parse_slo
-from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
+from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, SharedPrefix, Workload
 from ridgeline.engines.twin import twin_of
-from ridgeline.experiment.capacity import memory_of
+from ridgeline.experiment.capacity import bound_of, highest_bound, memory_of
 from ridgeline.experiment.planning import knee_of, plan, with_changes
 
 LOAD = Workload(
@@ -56,11 +56,51 @@ def test_the_bound_is_that_of_the_worked_example():
         duration_s=2.0, warmup_s=0.5,
     )  # fmt: skip
     found = plan(configuration(max_num_seqs=64), load, SLO, top=1)
-    assert found.bound.step_s == pytest.approx(4.11e-3, rel=0.003)
-    assert found.bound.batch == 64
+    assert found.own_bound.step_s == pytest.approx(4.11e-3, rel=0.003)
+    assert found.own_bound.batch == 64
     # 64 tokens a step: 15.6 k tokens/s would be the memory side; prompts make compute the limit.
-    assert found.bound.tokens_per_s_per_gpu < 64 / 4.11e-3
-    assert found.baseline.per_gpu < found.bound.tokens_per_s_per_gpu
+    assert found.own_bound.tokens_per_s_per_gpu < 64 / 4.11e-3
+    assert found.baseline.per_gpu < found.own_bound.tokens_per_s_per_gpu
+    # The same with a byte a weight (3.63 G of them, the head's 0.78 GB stay) and a byte a KV value
+    # (64 x 608 x 73.7 kB): 7.28 GB, at 3.35 TB/s 2.17 ms.
+    assert found.bound.change == {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+    assert found.bound.batch == 64
+    assert found.bound.step_s == pytest.approx(2.17e-3, rel=0.005)
+
+
+def test_no_candidate_beats_the_bound(result):
+    """Candidates with more slots pass the bound at the baseline's 8: the one over all holds."""
+    best = max(c.per_gpu for c in result.candidates)
+    assert result.own_bound.batch == 8
+    assert result.bound.batch == 24  # the users there are
+    assert best < result.bound.tokens_per_s_per_gpu
+    fewer = plan(configuration(max_num_seqs=1), LOAD, SLO, top=4)
+    assert max(c.per_gpu for c in fewer.candidates) > fewer.own_bound.tokens_per_s_per_gpu
+    assert max(c.per_gpu for c in fewer.candidates) < fewer.bound.tokens_per_s_per_gpu
+    assert len(fewer.candidates) == 4
+
+
+def test_the_bound_counts_on_a_prompt_that_a_cache_may_spare():
+    """Of 2000 prompt tokens 1900 are shared: only 100 need computing under some setting."""
+    shared = replace(
+        LOAD, prompts=Prompts(Lengths(100), SharedPrefix(1900, 1)), arrivals=Arrivals(users=256)
+    )
+    own = replace(LOAD, prompts=Prompts(Lengths(2000)), arrivals=Arrivals(users=256))
+    base = configuration(max_num_seqs=256, enable_prefix_caching=False)
+    with_share = highest_bound(twin_of(base), base, shared, ())
+    without = highest_bound(twin_of(base), base, own, ())
+    assert with_share.tokens_per_s_per_gpu > 2 * without.tokens_per_s_per_gpu
+    at_own = bound_of(twin_of(base), shared)  # caching off: every prompt is computed
+    assert at_own.tokens_per_s_per_gpu < with_share.tokens_per_s_per_gpu / 2
+
+
+def test_an_open_loop_is_bounded_by_what_memory_holds():
+    """85.5 GB less 4.4 of fp8 weights at 147 kB a token, 112 tokens a request: 4 910."""
+    load = replace(LOAD, arrivals=Arrivals(rate_per_s=50.0))
+    base = configuration()
+    bound = highest_bound(twin_of(base), base, load, ())
+    assert bound.batch == pytest.approx(4910, rel=0.005)
+    assert bound_of(twin_of(base), load).batch == 8
 
 
 def test_graphs_and_more_slots_beat_an_eager_baseline(result):

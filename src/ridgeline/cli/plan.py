@@ -12,6 +12,7 @@ from ridgeline.domain.errors import BadInput
 if TYPE_CHECKING:
     from ridgeline.domain.knobs import Configuration
     from ridgeline.experiment.calibrating import Observation
+    from ridgeline.experiment.capacity import Bound
     from ridgeline.experiment.planning import PlanResult, Prediction
 
 
@@ -106,11 +107,12 @@ def _measured(folders: list[Path], planned: "Configuration") -> "tuple[Observati
 
 
 class _Progress:
-    """A line that tells how far the search is; only where somebody looks."""
+    """How far the search is: a line that changes in place, or where nobody looks on one a part."""
 
     def __init__(self) -> None:
         self._console = console(to_stderr=True)
         self._status: Any = None
+        self._part = ""
 
     def __enter__(self) -> "_Progress":
         if self._console.is_terminal:
@@ -125,10 +127,22 @@ class _Progress:
     def __call__(self, what: str, done: int, of: int) -> None:
         if self._status is not None:
             self._status.update(f"{what}: {done + 1} of {of}")
+        elif what != self._part:
+            say(f"planning: {what}" + (f" ({of})" if of > 1 else ""))
+        self._part = what
 
 
 def _progress() -> _Progress:
     return _Progress()
+
+
+def _bound_json(bound: "Bound") -> dict[str, Any]:
+    return {
+        "batch": bound.batch,
+        "step_s": bound.step_s,
+        "output_tokens_per_s_per_gpu": bound.tokens_per_s_per_gpu,
+        "change": dict(bound.change),
+    }
 
 
 def _to_json(result: "PlanResult") -> dict[str, Any]:
@@ -165,8 +179,8 @@ def _to_json(result: "PlanResult") -> dict[str, Any]:
                    "from_log": result.memory.from_log,
                    "notes": list(result.memory.notes),
                    "first_limit": result.memory.first_limit},
-        "bound": {"batch": result.bound.batch, "step_s": result.bound.step_s,
-                  "output_tokens_per_s_per_gpu": result.bound.tokens_per_s_per_gpu},
+        "bound": _bound_json(result.bound),
+        "bound_of_baseline": _bound_json(result.own_bound),
         "knee": None if knee is None else {"users": knee.users, "rate_per_s": knee.rate_per_s},
         "loads": [{"users": a.users, "rate_per_s": a.rate_per_s, "output_tokens_per_s": rate,
                    "ttft_p95_s": wait if wait is not None and wait != float("inf") else None}

@@ -1,13 +1,21 @@
 """What `ridgeline plan` shows: memory, bound, ranked tables, and where the time goes."""
 
-from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.domain.bands import TOKENS
 from ridgeline.report.figures import path_words
-from ridgeline.report.numbers import dollars, duration, number, significant
+from ridgeline.report.numbers import (
+    dollars,
+    duration,
+    duration_range,
+    number,
+    number_range,
+    significant,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.table import Table
 
     from ridgeline.domain.summary import Summary
@@ -37,19 +45,21 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
     """
     from ridgeline.experiment.planning import knee_of  # noqa: PLC0415
 
-    bound, base = result.bound, result.baseline
+    base = result.baseline
     lines: list[Any] = [
         f"[bold]{name}[/bold]: predictions of the digital twin ({result.constants} constants);"
-        " nothing was measured. ± is a 90 % band.",
+        " nothing was measured. In brackets: the band that holds a measurement nine times of ten.",
         "",
         *_memory(result.memory),
-        f"Bound: no setting gives more than {significant(bound.tokens_per_s_per_gpu)} output"
-        f" tokens/s per GPU (roofline; steps of {significant(bound.step_s * 1e3)} ms at batch"
-        f" {bound.batch})",
+        *_bounds(result),
     ]
     if base.summary is not None:
-        share = base.per_gpu / bound.tokens_per_s_per_gpu
-        lines.append(f"Baseline: {share:.0%} of that bound. {_sentence(base.summary)}")
+        share = base.per_gpu / result.own_bound.tokens_per_s_per_gpu
+        lines.append(
+            f"Baseline: {share:.0%} of the bound at its own settings,"
+            f" {base.per_gpu / result.bound.tokens_per_s_per_gpu:.0%} of that over all."
+            f" {_sentence(base.summary)}".rstrip()
+        )
         if base.preemptions:
             lines.append(f"Preemptions predicted: {base.preemptions:,} in the run")
     knee = knee_of(result.knee)
@@ -60,7 +70,7 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
         )
     narrow = width < NARROW
     lines += _against_measured(result)
-    title = "Candidates, best first"
+    title = f"The baseline, then the {len(result.candidates)} best candidates, best first"
     if result.demoted:
         title = "Candidates, in an order that measurements contradict: measure before you believe"
     lines += ["", table(title, [base, *result.candidates], numbered=narrow)]
@@ -77,6 +87,20 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
     if any("fp8" in str(v) for p in result.candidates for v in p.change.values()):
         lines.append("FP8 changes the model's numbers: hold its answers against your own tests.")
     return lines
+
+
+def _bounds(result: "PlanResult") -> list[str]:
+    """The roofline over all settings that are varied, and at the baseline's own."""
+    best, own = result.bound, result.own_bound
+    at = ", ".join(f"{k} {v}" for k, v in best.change.items())
+    return [
+        "Bound (roofline): no setting of batch, layout, weights and KV type that is looked at gives"
+        f" more than {significant(best.tokens_per_s_per_gpu)} output tokens/s per GPU"
+        f" ({f'{at}; ' if at else ''}steps of {significant(best.step_s * 1e3)} ms at batch"
+        f" {best.batch:,}, the most that the load brings and memory holds)",
+        f"Bound at the baseline's own settings: {significant(own.tokens_per_s_per_gpu)}"
+        f" (steps of {significant(own.step_s * 1e3)} ms at batch {own.batch:,})",
+    ]
 
 
 def _against_measured(result: "PlanResult") -> list[Any]:
@@ -148,13 +172,13 @@ def _change(row: "Prediction") -> str:
 
 
 def table(title: str, rows: "list[Prediction]", *, numbered: bool = False) -> "Table":
-    """One row a configuration; ± of a figure is half of its band's width."""
+    """One row a configuration; below a figure the band that it is expected in."""
     from rich.table import Table  # noqa: PLC0415
 
     found = Table(title=title, title_justify="left", box=None, pad_edge=False, expand=False)
     found.add_column("change", overflow="fold", max_width=44)
     for head in ("tokens/s/GPU", "$/Mtok", "TTFT p95", "ITL p95", "SLO"):
-        found.add_column(head, justify="right")
+        found.add_column(head, justify="right", no_wrap=True)
     for place, row in enumerate(rows):
         change = str(place) if numbered and place else _change(row)
         summary = row.summary
@@ -166,21 +190,21 @@ def table(title: str, rows: "list[Prediction]", *, numbered: bool = False) -> "T
         met = "-" if not summary.slo else f"misses {row.missed}" if row.missed else "met"
         found.add_row(
             change,
-            number(row.per_gpu) + plus_minus(summary, PER_GPU),
+            number(row.per_gpu) + _band(summary, PER_GPU, number_range),
             "no price" if cost is None else dollars(cost),
-            duration(worst["ttft_s"].p95) + plus_minus(summary, "ttft_s.p95"),
-            duration(worst["itl_s"].p95) + plus_minus(summary, "itl_s.p95"),
+            duration(worst["ttft_s"].p95) + _band(summary, "ttft_s.p95", duration_range),
+            duration(worst["itl_s"].p95) + _band(summary, "itl_s.p95", duration_range),
             met,
         )
     return found
 
 
-def plus_minus(summary: "Summary", path: str) -> str:
-    """Half the width of a figure's band: the factor between it and the upper end, less one."""
+def _band(
+    summary: "Summary", path: str, words: "Callable[[float, float], str]"
+) -> str:
+    """The band's ends on a line of its own: it is not symmetric, so no ± would tell it."""
     band = summary.bands.get(path)
-    if band is None or band.low <= 0:
-        return ""
-    return f" ±{sqrt(band.high / band.low) - 1:.0%}"
+    return "" if band is None else f"\n({words(band.low, band.high)})"
 
 
 def explained(result: "PlanResult") -> list[Any]:

@@ -16,7 +16,14 @@ from ridgeline.domain.slo import Slo
 from ridgeline.domain.workload import Arrivals, Workload
 from ridgeline.engines.twin import Twin, twin_of
 from ridgeline.experiment.calibrating import Observation
-from ridgeline.experiment.capacity import Bound, Memory, bound_of, memory_of, missing_bytes
+from ridgeline.experiment.capacity import (
+    Bound,
+    Memory,
+    bound_of,
+    highest_bound,
+    memory_of,
+    missing_bytes,
+)
 from ridgeline.experiment.heldagainst import Held, demoted, hold
 from ridgeline.experiment.predicting import Prediction, Predictor
 
@@ -33,12 +40,14 @@ Said = Callable[[str, int, int], None]
 class PlanResult:
     """All that `ridgeline plan` says. `candidates` are ranked, best first.
 
+    bound: over all settings that the plan varies; own_bound: at the baseline's own settings.
     held: predictions beside runs that were measured; `demoted`: they contradict the twin.
     """
 
     baseline: Prediction
     memory: Memory
     bound: Bound
+    own_bound: Bound
     candidates: tuple[Prediction, ...]
     knee: tuple[tuple[Arrivals, float, float | None], ...] = ()
     hardware: tuple[Prediction, ...] = ()
@@ -117,8 +126,9 @@ class _Plan:
         return PlanResult(
             baseline=baseline,
             memory=memory_of(self.twin, workload, from_log=log),
-            bound=bound_of(self.twin, workload),
-            candidates=tuple(sorted(finals, key=lambda p: p.rank)),
+            bound=highest_bound(self.twin, configuration, workload, _layouts(self.twin)),
+            own_bound=bound_of(self.twin, workload),
+            candidates=tuple(sorted(finals, key=lambda p: p.rank)[:top]),
             knee=tuple(self._knee()),
             hardware=tuple(self._what_if()),
             looked_at=len(singles) + len(pairs),
