@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from experiment_builders import evidence, request
 
-from ridgeline.experiment.steady import level_shift
+from ridgeline.experiment.steady import level_shift, not_steady
 
 FELL = [3167, 3161, 3415, 3443, 3383, 3666, 3571, 2966, 3449, 2774, 2092, 2275, 2467, 2558, 2276]
 STEPPED = [8046, 8867, 8668, 8363, 7784, 6776, 6523, 6657, 6893, 6958, 6731, 6899, 6777, 6882]
@@ -27,3 +28,17 @@ def test_a_steady_level_is_left_alone() -> None:
 def test_too_few_seconds_tell_nothing() -> None:
     assert level_shift(np.array([1.0] * 5 + [9.0] * 6)) is None
     assert level_shift(np.zeros(30)) is None
+
+
+def test_what_fell_fell_by_no_more_than_all() -> None:
+    """A server killed after 14 of 60 s: of its throughput nothing is left, and not less."""
+    rows = [request(i, 0.1 * i) for i in range(140)]
+    rows += [request(140 + i, 14 + 0.1 * i, failure="connection") for i in range(460)]
+    told = [d.text for d in not_steady(evidence(rows, seconds=60.0))]
+    assert "not steady: throughput changed by -100% over the window" in told
+
+
+def test_a_late_start_rose_from_nothing() -> None:
+    rows = [request(i, 40 + 0.1 * i) for i in range(200)]
+    told = [d.text for d in not_steady(evidence(rows, seconds=60.0))]
+    assert any(t.startswith("not steady: throughput rose from 0 to 99.5 tokens") for t in told)

@@ -97,6 +97,8 @@ def test_the_whole_run_may_move_the_window_but_never_to_an_earlier_start() -> No
     assert placed.window.end_ns == offered.end_ns
     assert placed.warmup is not None
     assert "moved to" in placed.warmup.reason
+    measured = f"{placed.window.seconds:.1f} s of the {placed.warmup.offered.seconds:.1f} s after"
+    assert measured in placed.warmup.reason
     assert place_window(records, placed, Workload(Arrivals(users=4))) == placed
     # a number of requests was asked for: the window keeps them all and says what was seen
     counted = place_window(records, facts, Workload(Arrivals(users=4), requests=300))

@@ -199,9 +199,7 @@ def table(title: str, rows: "list[Prediction]", *, numbered: bool = False) -> "T
     return found
 
 
-def _band(
-    summary: "Summary", path: str, words: "Callable[[float, float], str]"
-) -> str:
+def _band(summary: "Summary", path: str, words: "Callable[[float, float], str]") -> str:
     """The band's ends on a line of its own: it is not symmetric, so no ± would tell it."""
     band = summary.bands.get(path)
     return "" if band is None else f"\n({words(band.low, band.high)})"

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ridgeline.cli.output import console, one_line, say
+from ridgeline.report.numbers import number
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -212,7 +213,7 @@ def live_text(figures: "LiveFigures") -> str:
     """Current figures, short enough for 80 columns together with the bar and the time left."""
     parts = []
     if figures.output_tokens_per_s is not None:
-        parts.append(f"{figures.output_tokens_per_s:,.0f} tokens/s")
+        parts.append(f"{number(figures.output_tokens_per_s)} tokens/s")
     if figures.ttft_p95_s is not None:
         parts.append(f"p95 TTFT {_time(figures.ttft_p95_s)}")
     parts.append(f"{figures.failed} error{'' if figures.failed == 1 else 's'}")
@@ -238,7 +239,7 @@ def figures_text(summary: "Summary") -> str:
     parts = []
     rate = summary.throughput.output_tokens_per_s
     if rate is not None:
-        parts.append(f"{rate:,.0f} output tokens/s")
+        parts.append(f"{number(rate)} output tokens/s")
     for name, value in (("TTFT", summary.ttft_s.p95), ("ITL", summary.itl_s.p95)):
         if value is not None:
             parts.append(f"p95 {name} {_time(value)}")

@@ -52,11 +52,8 @@ def not_steady(e: Evidence) -> Iterator[Doubt]:
         )
         return
     rates = per_second(e.records, window.start_ns, window.start_ns + whole * 1_000_000_000)
-    drift = trend(_averages(rates))
-    shift = level_shift(rates)
-    if drift is not None or shift is not None:
-        change = drift if drift is not None else shift
-        yield Doubt(f"not steady: throughput changed by {change:+.0%} over the window")
+    if trend(_averages(rates)) is not None or level_shift(rates) is not None:
+        yield Doubt(f"not steady: throughput {_changed(rates)} over the window")
     if e.workload.arrivals.closed_loop:
         yield from _uneven(e, rates)
     else:
@@ -132,6 +129,15 @@ def level_shift(values: Floats) -> float | None:
     change = float(last.mean() - first.mean())
     error = math.sqrt((float(first.var(ddof=1)) + float(last.var(ddof=1))) / third)
     return change / mean if abs(change) > max(SHIFT_SHARE * mean, SHIFT_T * error) else None
+
+
+def _changed(rates: Floats) -> str:
+    """From the first to the last third, of the first: what fell cannot fall by more than all."""
+    third = len(rates) // 3
+    first, last = float(rates[:third].mean()), float(rates[-third:].mean())
+    if first <= 0:
+        return f"rose from 0 to {last:.3g} tokens/s"
+    return f"changed by {last / first - 1:+.0%}"
 
 
 def _averages(rates: Floats) -> Floats:

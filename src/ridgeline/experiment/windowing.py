@@ -37,7 +37,10 @@ def place_window(records: RunRecords, facts: RunFacts, workload: Workload) -> Ru
         moved = Window(round(steady_s * 1e9), offered.end_ns)
         if workload.requests is None and moved.seconds >= LEAST_LEFT * offered.seconds:
             window = moved
-            reason += f"; moved to {steady_s:.1f} s, where {late} had settled over the whole run"
+            reason += (
+                f"; moved to {steady_s:.1f} s, where {late} had settled over the whole run:"
+                f" {moved.seconds:.1f} s of the {offered.seconds:.1f} s after it are measured"
+            )
         else:
             reason += f"; over the whole run {late} had settled only after {steady_s:.1f} s"
     elif steady_s is None:

@@ -161,6 +161,8 @@ def _cells(report: StudyReport, row: TableRow, *, wide: bool) -> list[Text]:
     detail = row.why if row.state in ("void", "failed") else row.change if wide else ""
     if detail and detail != row.name:
         name.append(f"\n{detail}", style="yellow" if row.state in ("void", "failed") else "dim")
+    if row.traffic:
+        name.append(f"\n{row.traffic if wide else 'other workload'}", style="yellow")
     if row.worst:
         name.append(f"\n{row.worst}", style="red")
     if row.numerics:

@@ -83,16 +83,22 @@ def _busy_ns(table: StepTable) -> Floats:
 def series(
     run_id: str, records: RunRecords, window: Window, events: Sequence[RunEvent] = ()
 ) -> Series | None:
-    """Figures for each second from the run's start to the window's end; None for an empty run."""
+    """Figures for each second from the run's start to the window's end; None for an empty run.
+
+    A last second that the window's end cuts short has no throughput: as a whole one it would look
+    as if the server collapsed. What is counted at a second's end is counted at the window's there.
+    """
     seconds = math.ceil(window.end_ns / NS)
     if seconds < 2 or not len(records):
         return None
+    whole = int(window.end_ns // 10**9)
+    rates = per_second(records, 0, whole * 10**9).tolist()
     values: dict[str, tuple[float | None, ...]] = {
-        "output_tokens_per_s": tuple(per_second(records, 0, seconds * 10**9).tolist()),
+        "output_tokens_per_s": (*rates, *(None,) * (seconds - whole)),
         "ttft_p95_s": _ttft_p95(records, seconds),
     }
     table = records.steps
-    edges = np.arange(1, seconds + 1, dtype=np.int64) * 10**9
+    edges = np.minimum(np.arange(1, seconds + 1, dtype=np.int64) * 10**9, round(window.end_ns))
     if table is not None and len(table):
         values |= _from_steps(table, edges)
     else:

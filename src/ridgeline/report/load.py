@@ -14,6 +14,7 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import take_sample
 from ridgeline.domain.run import Source
 from ridgeline.domain.slo import Slo
+from ridgeline.domain.workload import Client, Workload
 from ridgeline.experiment.findings import FindingResult
 from ridgeline.experiment.knee import KIND, read_knee
 from ridgeline.experiment.protocol import bounds_of
@@ -81,6 +82,10 @@ def report_of(
     workload = first.meta.workload if first is not None else None
     configuration = first.meta.configuration if first is not None else None
     sweeps = result.index.kind == KIND  # every level has its own load
+    if workload is not None and not sweeps and base is not None and base.stored:
+        rows = tuple(
+            _held_to(workload, row, e) for row, e in zip(rows, result.experiments, strict=True)
+        )
     return StudyReport(
         name=result.index.name,
         model=configuration.model if configuration is not None else "",
@@ -101,6 +106,22 @@ def report_of(
         router_costs=tuple(router_text(cost) for cost in result.router_costs),
         knee=read_knee(directory) if sweeps else None,
     )
+
+
+def _held_to(workload: Workload, row: ExperimentRow, experiment: ExperimentResult) -> ExperimentRow:
+    """The row, marked where its traffic is another than the baseline's."""
+    if not experiment.stored:
+        return row
+    own, base = _traffic(experiment.stored[0].meta.workload), _traffic(workload)
+    return replace(row, other_workload=own != base)
+
+
+def _traffic(workload: Workload) -> Workload:
+    """What is asked of the server; for how long and with which draws is another matter."""
+    return replace(
+        workload, duration_s=0.0, warmup_s=0.0, warmup_auto=False, requests=None, seed=0, salt=None,
+        client=Client(),
+    )  # fmt: skip
 
 
 def _any_run(result: StudyResult) -> StoredRun | None:

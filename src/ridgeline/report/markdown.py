@@ -107,9 +107,10 @@ def _experiment(row: ExperimentRow, report: StudyReport) -> list[str]:
         return f"**{text}**" if key in missed else text
 
     count = sum(line.state == "valid" for line in row.runs)
+    other = row.other_workload and row.name != report.baseline
     return [
         row.name,
-        row.change,
+        f"{row.change} (other workload)" if other else row.change,
         figure("ttft_s.p95", s.ttft_s.p95, numbers.duration),
         figure("itl_s.p50", s.itl_s.p50, numbers.duration),
         figure("itl_s.p95", s.itl_s.p95, numbers.duration),
@@ -131,8 +132,8 @@ def _range(interval: Interval | None, form: Callable[[float | None], str]) -> st
 def _difference(found: Difference | None) -> str:
     if found is None or found.delta is None or found.low is None or found.high is None:
         return "not compared" if found is None else found.reason or "not compared"
-    delta = numbers.percent(found.delta, signed=True)
-    return f"{delta} ({numbers.percent_range(found.low, found.high)}), {comparison_words(found)}"
+    delta, between = numbers.percent_between(found.delta, found.low, found.high, signed=True)
+    return f"{delta} ({between}), {comparison_words(found)}"
 
 
 def _findings(report: StudyReport) -> str:

@@ -172,7 +172,8 @@ class ExperimentRow:
     `published` holds reference values in the units of SLO keys: ttft_p95_ms, itl_p95_ms,
     chunks_per_s, error_rate. `step_parts` are shares of step time by name, summing to 1.
     `details_of` is the one run behind distributions, roofline and series; every other figure is
-    over all valid repeats.
+    over all valid repeats. `other_workload`: its traffic is not the baseline's (load, lengths,
+    prefixes or classes), so its figures are those of another question.
     """
 
     name: str
@@ -194,6 +195,7 @@ class ExperimentRow:
     series: Series | None = None
     errors: tuple[ErrorLine, ...] = ()
     details_of: str | None = None
+    other_workload: bool = False
 
     @property
     def gpus_known(self) -> bool:

@@ -8,6 +8,7 @@ import math
 THIN = "\u2009"
 NOT_MEASURED = "not measured"
 MINUS = "\u2212"
+FINEST_S = 1e-9  # the clocks' own step: less than that is what rounding left of 0
 
 
 def grouped(text: str) -> str:
@@ -48,6 +49,8 @@ def duration(value_s: float | None) -> str:
         return NOT_MEASURED
     if math.isinf(value_s):
         return "∞"
+    if abs(value_s) < FINEST_S:
+        return "0 ms"
     if abs(value_s) < 10:
         # 9.9996 s would print as 10 000 ms.
         if abs(value_s) < 9.995:
@@ -113,6 +116,22 @@ def percent_range(low: float, high: float) -> str:
     if ends[0] == ends[1] and low != high:
         ends = percent_figure(low, fine=True), percent_figure(high, fine=True)
     return f"{ends[0]} to {ends[1]} %"
+
+
+def percent_between(
+    value: float, low: float, high: float, *, signed: bool = False
+) -> tuple[str, str]:
+    """A relative difference and its interval, in as many decimals as keep it inside of it.
+
+    "44 %" beside "43.5 to 43.9 %" would lie outside of its own interval.
+    """
+    ends = percent_range(low, high)
+    fine = ends != f"{percent_figure(low)} to {percent_figure(high)} %"
+    if not fine:
+        return percent(value, signed=signed), ends
+    text = percent_figure(value, fine=True)
+    plus = "+" if signed and not text.startswith(MINUS) and text != "0" else ""
+    return f"{plus}{text} %", ends
 
 
 def si(value: float, unit: str) -> str:

@@ -4,6 +4,8 @@ from ridgeline.domain.arrivalcheck import ArrivalFigures
 from ridgeline.domain.summary import Summary
 from ridgeline.report import numbers
 
+MOVED_S = 0.05  # a window shorter by less than this is as long as was asked for
+
 
 def remarks(summary: Summary) -> list[tuple[str, str]]:
     """(label, text) of each; a run of which nothing special is to be said has none."""
@@ -12,6 +14,7 @@ def remarks(summary: Summary) -> list[tuple[str, str]]:
         ("stalls", _stalls(summary)),
         ("arrivals", _arrivals(summary.arrivals)),
         ("before the window", _before(summary)),
+        ("window", _window(summary)),
     )
     return [(label, text) for label, text in found if text]
 
@@ -46,6 +49,18 @@ def _before(summary: Summary) -> str:
     ]
     return (
         f"TTFT {', '.join(known)} over {numbers.grouped(str(begun.n))} replies, in no figure above"
+    )
+
+
+def _window(summary: Summary) -> str:
+    """How long was measured, where an automatic warm-up moved the start."""
+    warmup = summary.warmup
+    if warmup is None or warmup.offered.seconds - summary.window_s < MOVED_S:
+        return ""
+    asked = numbers.duration(warmup.offered.seconds)
+    return (
+        f"{numbers.duration(summary.window_s)} measured, not {asked}:"
+        " the warm-up ended later than it had seemed to"
     )
 
 

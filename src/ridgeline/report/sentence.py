@@ -81,17 +81,24 @@ def _answer(report: StudyReport) -> Answer:
     if report.baseline is None and len(report.rows) == 1:
         return _single(report, ranked[0])
     # Only what carries the study's own load can win it: 100 users on one GPU is another question.
-    loaded = [row for row in ranked if row.load in (None, report.load) or report.load is None]
+    loaded = [row for row in ranked if not _other(report, row)]
     inside = [row for row in loaded if _state(row) or not _summary(row).slo]
     if inside:
         return _best_of(report, inside)
     lighter = tuple(
         f"{row.name} meets it, but serves {row.load}."
+        if row.load != report.load
+        else f"{row.name} meets it, but under another workload."
         for row in ranked
         if row not in loaded and _state(row)
     )
     found = _nothing_inside(report, loaded or ranked)
     return replace(found, notes=(*lighter, *found.notes))
+
+
+def _other(report: StudyReport, row: ExperimentRow) -> bool:
+    """Whether it carries other traffic than the study's: its figures answer another question."""
+    return row.other_workload or (report.load is not None and row.load not in (None, report.load))
 
 
 def _summary(row: ExperimentRow) -> Summary:
@@ -305,11 +312,12 @@ def _gain(difference: Difference, path: str) -> str:
     word = _adjective(path) if gain >= 0 else ("dearer" if better_is_lower(path) else "slower")
     if gain < 0:
         sign, gain = -sign, -gain
-    text = f"{numbers.percent(gain)} {word} than the baseline"
     if difference.low is None or difference.high is None:
-        return f"{text} ({difference.reason or 'no interval'})"
+        why = difference.reason or "no interval"
+        return f"{numbers.percent(gain)} {word} than the baseline ({why})"
     low, high = sorted((sign * difference.low, sign * difference.high))
-    return f"{text} (95 % interval {numbers.percent_range(low, high)})"
+    told, between = numbers.percent_between(gain, low, high)
+    return f"{told} {word} than the baseline (95 % interval {between})"
 
 
 def _allowed_errors(summary: Summary) -> float:

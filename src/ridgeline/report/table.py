@@ -33,6 +33,7 @@ from ridgeline.report.model import (
 )
 
 CHUNK_IS_TOKEN = 0.02  # chunks/s and tokens/s count as the same below this relative difference
+OTHER_WORKLOAD = "other workload than the baseline's"
 State = Literal["inside", "outside", "not judged", "no SLO", "void", "failed"]
 MARKS = {"reproduced": "✓", "not reproduced": "○", "reversed": "⇄"}
 GROUPS: tuple[tuple[State, str], ...] = (
@@ -64,7 +65,7 @@ class Cell:
 class TableRow:
     """One experiment's cells. `difference` is against the baseline in `metric_path`; `numerics`
     says when the model computes otherwise than the baseline's, `worst` which limits one repeat
-    misses although the mean keeps them."""
+    misses although the mean keeps them, `traffic` that its workload is not the baseline's."""
 
     name: str
     change: str
@@ -84,6 +85,7 @@ class TableRow:
     marks: str
     numerics: str = ""
     worst: str = ""
+    traffic: str = ""
 
 
 def table_rows(report: StudyReport) -> list[TableRow]:
@@ -143,6 +145,7 @@ def _row(report: StudyReport, row: ExperimentRow, path: str) -> TableRow:
         numerics="numerics change: output quality was not checked"
         if numerics_changed(report, row)
         else "",
+        traffic=OTHER_WORKLOAD if row.other_workload and not is_baseline else "",
         worst=""
         if summary is None
         else "; ".join(worst_repeats(summary, open_loop=report.open_loop)),
@@ -258,10 +261,12 @@ def _difference_text(
         return "not compared"
     if difference is None or difference.delta is None:
         return difference.reason if difference and difference.reason else "not compared"
-    delta = numbers.percent(difference.delta, signed=True)
     if difference.low is None or difference.high is None:
+        delta = numbers.percent(difference.delta, signed=True)
         return f"{delta} ({difference.reason or 'no interval'})"
-    between = numbers.percent_range(difference.low, difference.high)
+    delta, between = numbers.percent_between(
+        difference.delta, difference.low, difference.high, signed=True
+    )
     return f"{delta} ({between}), {_word(difference, path)}"
 
 

@@ -32,7 +32,7 @@ def distributions(report: StudyReport, chosen: str) -> list[Chart]:
         limits = [limit for limit in report.slo.limits if limit.metric in metrics]
         views = {row.name: _view(report, row, label, limits) for row in rows}
         first = chosen if chosen in views else next(iter(views))
-        table = _table(rows, label)
+        table = _table(report, rows, label)
         charts.append(Chart(f"ecdf-{label.lower()}", views, table, 300, first, by_experiment=True))
     return charts
 
@@ -151,23 +151,34 @@ def _name_curves(
 
 def _title(report: StudyReport, shown: list[ExperimentRow], label: str) -> str:
     row = shown[-1]
-    points = _of(row, label)
-    assert points is not None
     failed = row.summary is not None and row.summary.requests.failed
     only = " (successes only)" if failed else ""
-    own = f"{numbers.duration(quantile_s(points, 0.5))} at the median, "
-    own += f"{numbers.duration(quantile_s(points, 0.95))} at p95"
+    own = f"{_figure(report, row, label, 0.5)} at the median, "
+    own += f"{_figure(report, row, label, 0.95)} at p95"
     if len(shown) == 1:
         role = " (the baseline)" if row.name == report.baseline else ""
         return f"{label} of {row.name}{role}{only}: {own}"
-    base = _of(shown[0], label)
-    assert base is not None
-    theirs = f"{numbers.duration(quantile_s(base, 0.5))} and "
-    theirs += numbers.duration(quantile_s(base, 0.95))
+    theirs = f"{_figure(report, shown[0], label, 0.5)} and "
+    theirs += _figure(report, shown[0], label, 0.95)
     return f"{label} of {row.name}{only}: {own}; the baseline has {theirs}"
 
 
-def _table(rows: list[ExperimentRow], label: str) -> DataTable:
+def _figure(report: StudyReport, row: ExperimentRow, label: str, share: float) -> str:
+    """What the tables say of all valid repeats: the curve shows one of them, and as points.
+
+    Where the tables refuse a figure the picture gives none in words either.
+    """
+    if row.summary is None:
+        points = _of(row, label)
+        return (
+            numbers.NOT_MEASURED if points is None else numbers.duration(quantile_s(points, share))
+        )
+    group = "itl_s" if label == "ITL" else "ttft_intent_s" if report.open_loop else "ttft_s"
+    value = getattr(getattr(row.summary, group), f"p{share * 100:.0f}")
+    return "not resolvable" if value is None else numbers.duration(value)
+
+
+def _table(report: StudyReport, rows: list[ExperimentRow], label: str) -> DataTable:
     head = (
         "experiment",
         "n",
@@ -184,7 +195,7 @@ def _table(rows: list[ExperimentRow], label: str) -> DataTable:
         largest = points.worst_s[0] if label == "ITL" and points.worst_s else points.values_s[-1]
         body.append((
             row.name, numbers.grouped(str(points.n)),
-            *(numbers.duration(quantile_s(points, share)) for share in _TABLE_SHARES),
+            *(_figure(report, row, label, share) for share in _TABLE_SHARES),
             numbers.duration(largest),
         ))  # fmt: skip
     return DataTable(head, tuple(body))

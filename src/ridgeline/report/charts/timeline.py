@@ -137,10 +137,11 @@ def _edge(at: float, colour: str = "@line") -> Json:
 
 
 def _inside(series: Series, name: str) -> list[float]:
+    """The values of the whole seconds inside the window."""
     start, end = series.window_s
     return [
         v for t, v in zip(series.t_s, series.values.get(name, ()), strict=False)
-        if v is not None and start <= t < end
+        if v is not None and start <= t and t + 1 <= end
     ]  # fmt: skip
 
 
