@@ -134,7 +134,8 @@ def test_a_gate_fails_only_when_the_experiment_misses_the_slo(
 def test_check_published_compares_marks_with_expectations(
     study_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], expected: str, code: int
 ) -> None:
-    study_file.write_text(STUDY + FINDINGS.replace("EXPECTED", expected))
+    three = STUDY.replace("repeats: 2", "repeats: 3")
+    study_file.write_text(three + FINDINGS.replace("EXPECTED", expected))
     args = ["study", str(study_file), "--check-published", "--quiet", "--out", str(tmp_path / "o")]
     assert ridgeline(args) == code
     line = "published finding more-slots: reproduced, the study file expects not reproduced"

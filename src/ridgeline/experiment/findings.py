@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.domain.summary import Summary
 from ridgeline.experiment.statistics import SHARES, Difference, difference_of
@@ -10,20 +10,43 @@ from ridgeline.workload.study import EQUAL_WITHIN, Finding, Mark
 
 SAME = 0.03  # a figure of the accounting that differs by less explains nothing
 MOST_CAUSES = 4
+# Two pairs that happen to agree give an interval a hundred times too narrow, and nothing in them
+# says so: with one degree of freedom the noise is not known. Three show at least a spread.
+FEWEST_MARKED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio that was found, with its 95 % interval.
+
+    detectable: the relative change that as many pairs with as much noise would find in four of five
+    studies; None where the interval is too close to 1 to matter, and below FEWEST_MARKED pairs,
+    where the noise is not known. with_void: (ratio, low, high) when the void runs that have figures
+    count too, None when there are none or they have no such figure; its ends are None for one pair.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    detectable: float | None = None
+    with_void: tuple[float, float | None, float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FindingResult:
     """A finding, its mark and why.
 
-    `ratios`: per metric of the claim the first experiment over the second, (ratio, low, high).
-    mark is None when it cannot be told; `reason` then says what is missing.
+    `ratios`: per metric of the claim the first experiment over the second, from `pairs` pairs of
+    valid runs. mark is None when it cannot be told; `reason` then says what is missing.
+    `pairs_with_void`: pairs when void runs that have figures count too.
     """
 
     finding: Finding
     mark: Mark | None
-    ratios: Mapping[str, tuple[float, float, float]]
+    ratios: Mapping[str, Ratio]
     reason: str
+    pairs: int = 0
+    pairs_with_void: int = 0
 
     @property
     def as_expected(self) -> bool | None:
@@ -37,34 +60,58 @@ def hold_against(
     second: Mapping[int, Summary],
     merged: Mapping[str, Summary],
     equal_within: float = EQUAL_WITHIN,
+    *,
+    void: tuple[Mapping[int, Summary], Mapping[int, Summary]] = ({}, {}),
 ) -> FindingResult:
     """Mark one finding from the valid runs (repeat -> summary) of its two experiments.
 
-    `merged` are the experiments' merged summaries by name, for the reason.
+    `merged` are the experiments' merged summaries by name, for the reason. `void`: the summaries of
+    the first's and the second's void runs; they decide nothing, but what they would change is told.
     """
     for name, runs in ((finding.first, first), (finding.second, second)):
         if not runs:
             return FindingResult(finding, None, {}, f"{name} has no valid run")
-    ratios: dict[str, tuple[float, float, float]] = {}
-    for statement in finding.statements:
-        difference = difference_of(statement.metric, second, first, equal_within)
-        ratio = None if difference is None else _ratio(statement.metric, difference)
+    every = {**void[0], **first}, {**void[1], **second}
+    pairs, with_void = len(set(first) & set(second)), len(set(every[0]) & set(every[1]))
+    ratios: dict[str, Ratio] = {}
+
+    def result(mark: Mark | None, reason: str) -> FindingResult:
+        return FindingResult(finding, mark, ratios, reason, pairs, with_void)
+
+    for metric in dict.fromkeys(s.metric for s in finding.statements):
+        difference = difference_of(metric, second, first, equal_within)
+        ratio = None if difference is None else _ratio(metric, difference)
         if ratio is None:
             why = "not measured" if difference is None else difference.reason
-            return FindingResult(finding, None, ratios, f"{statement.metric}: {why}")
-        ratios[statement.metric] = ratio
-    intervals = {metric: (low, high) for metric, (_, low, high) in ratios.items()}
-    mark = finding.mark(intervals, equal_within)
+            return result(None, f"{metric}: {why}")
+        if with_void > pairs:
+            ratio = replace(ratio, with_void=_with_void(metric, *every))
+        ratios[metric] = ratio
     reason = explain(merged[finding.second], merged[finding.first])
-    return FindingResult(finding, mark, ratios, reason)
+    if pairs < FEWEST_MARKED:
+        return result(None, f"too few pairs: {pairs} valid, a mark takes {FEWEST_MARKED}. {reason}")
+    intervals = {metric: (ratio.low, ratio.high) for metric, ratio in ratios.items()}
+    return result(finding.mark(intervals, equal_within), reason)
 
 
-def _ratio(metric: str, difference: Difference) -> tuple[float, float, float] | None:
+def _ratio(metric: str, difference: Difference) -> Ratio | None:
     """Ratio with its interval; a share that may be zero has none."""
     delta, low, high = difference.delta, difference.low, difference.high
     if metric in SHARES or delta is None or low is None or high is None:
         return None
-    return 1 + delta, 1 + low, 1 + high
+    known = difference.detectable if difference.pairs >= FEWEST_MARKED else None
+    return Ratio(1 + delta, 1 + low, 1 + high, known)
+
+
+def _with_void(
+    metric: str, first: Mapping[int, Summary], second: Mapping[int, Summary]
+) -> tuple[float, float | None, float | None] | None:
+    """The ratio over all pairs that have figures, void ones too."""
+    found = difference_of(metric, second, first)
+    if found is None or found.delta is None or metric in SHARES:
+        return None
+    ends = (None if end is None else 1 + end for end in (found.low, found.high))
+    return (1 + found.delta, *ends)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)

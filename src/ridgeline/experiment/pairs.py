@@ -51,6 +51,17 @@ def comparable(first: StoredRun, second: StoredRun) -> bool:
     return len(builds) < 2
 
 
+def same_builds(
+    first: Mapping[int, StoredRun], second: Mapping[int, StoredRun]
+) -> tuple[dict[int, StoredRun], dict[int, StoredRun]]:
+    """Both (repeat -> run) without the pairs that may not be compared."""
+    wrong = {r for r in set(first) & set(second) if not comparable(first[r], second[r])}
+    return (
+        {r: run for r, run in first.items() if r not in wrong},
+        {r: run for r, run in second.items() if r not in wrong},
+    )
+
+
 def refused(first: Mapping[int, StoredRun], second: Mapping[int, StoredRun]) -> str | None:
     """Why no pair of the two (repeat -> run) may be compared, None when there is one that may."""
     repeats = sorted(set(first) & set(second))

@@ -10,9 +10,9 @@ from typing import Any
 
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.summary import Summary
-from ridgeline.experiment.findings import FindingResult, hold_against
+from ridgeline.experiment.findings import FindingResult, Ratio, hold_against
 from ridgeline.experiment.ledger import recover_study
-from ridgeline.experiment.pairs import comparable, far_apart, on_another_build, refused
+from ridgeline.experiment.pairs import far_apart, on_another_build, refused, same_builds
 from ridgeline.experiment.routercost import RouterCost, cost_json, router_costs
 from ridgeline.experiment.statistics import Difference, compare, merge
 from ridgeline.store.codec import to_plain
@@ -61,6 +61,17 @@ class ExperimentResult:
     def valid(self) -> dict[int, Summary]:
         """Summaries of those runs by repeat."""
         return {n: run.summary for n, run in self.counted.items() if run.summary is not None}
+
+    @property
+    def void_runs(self) -> dict[int, StoredRun]:
+        """Void runs that have figures, by repeat: never compared, but told beside what is."""
+        return {
+            run.meta.repeat: run
+            for run in self.stored
+            if run.state == "void"
+            and run.summary is not None
+            and run.meta.run_id not in self.left_out
+        }
 
     @property
     def failure(self) -> str | None:
@@ -124,6 +135,7 @@ def results_of(
     experiments = [_result(entry, index, stored) for entry in index.experiments]
     baseline = next((e for e in experiments if e.name == index.baseline), None)
     within = EQUAL_WITHIN if study is None else study.equal_within
+    costs, told_of_costs = router_costs(experiments, within)
     warnings: list[str] = []
     if baseline is not None:
         others = [e for e in experiments if e is not baseline]
@@ -137,8 +149,8 @@ def results_of(
         index,
         tuple(experiments),
         tuple(_held(f, by_name, within) for f in findings if {f.first, f.second} <= set(by_name)),
-        tuple(warnings),
-        router_costs(experiments, within),
+        tuple(dict.fromkeys([*warnings, *told_of_costs])),
+        costs,
     )
 
 
@@ -174,12 +186,8 @@ Valid = dict[int, Summary]
 
 def _pairs(first: ExperimentResult, second: ExperimentResult) -> tuple[Valid, Valid]:
     """The valid summaries of both by repeat, without pairs of different server builds."""
-    a, b = first.counted, second.counted
-    wrong = {r for r in set(a) & set(b) if not comparable(a[r], b[r])}
-    return (
-        {r: s for r, s in first.valid.items() if r not in wrong},
-        {r: s for r, s in second.valid.items() if r not in wrong},
-    )
+    a, b = same_builds(first.counted, second.counted)
+    return {r: first.valid[r] for r in a}, {r: second.valid[r] for r in b}
 
 
 def _compared(
@@ -200,7 +208,16 @@ def _held(
     if why is not None and not set(a) & set(b):
         return FindingResult(finding, None, {}, why)
     merged = {e.name: e.summary for e in (first, second) if e.summary is not None and not e.void}
-    return hold_against(finding, a, b, merged, equal_within)
+    return hold_against(finding, a, b, merged, equal_within, void=_void(first, second))
+
+
+def _void(first: ExperimentResult, second: ExperimentResult) -> tuple[Valid, Valid]:
+    """The void summaries of both by repeat, without pairs of different server builds."""
+    a, b = same_builds({**first.void_runs, **first.counted}, {**second.void_runs, **second.counted})
+    return (
+        {r: run.summary for r, run in a.items() if run.summary and r in first.void_runs},
+        {r: run.summary for r, run in b.items() if run.summary and r in second.void_runs},
+    )
 
 
 def to_json(result: StudyResult) -> dict[str, Any]:
@@ -258,10 +275,21 @@ def _finding_json(held: FindingResult) -> dict[str, Any]:
         "mark": held.mark,
         "expected": finding.expected,
         "as_expected": held.as_expected,
-        "ratios": {
-            metric: {"ratio": ratio, "low": low, "high": high}
-            for metric, (ratio, low, high) in held.ratios.items()
-        },
+        "pairs": held.pairs,
+        "pairs_with_void": held.pairs_with_void,
+        "ratios": {metric: _ratio_json(ratio) for metric, ratio in held.ratios.items()},
         "reason": held.reason,
         "because": finding.because,
+    }
+
+
+def _ratio_json(found: Ratio) -> dict[str, Any]:
+    names = ("ratio", "low", "high")
+    void = found.with_void
+    return {
+        "ratio": found.ratio,
+        "low": found.low,
+        "high": found.high,
+        "detectable": found.detectable,
+        "with_void": None if void is None else dict(zip(names, void, strict=True)),
     }

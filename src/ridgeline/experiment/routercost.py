@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.domain.knobs import Configuration, Launch
 from ridgeline.domain.summary import Summary
-from ridgeline.experiment.statistics import Difference, difference_of, figure, t_interval
+from ridgeline.experiment.pairs import far_apart, refused, same_builds
+from ridgeline.experiment.statistics import (
+    ROUNDING,
+    Difference,
+    difference_of,
+    figure,
+    t_interval,
+)
 from ridgeline.workload.otherengine import router_name
 
 if TYPE_CHECKING:
@@ -21,7 +28,8 @@ class RouterCost:
     """`experiment` behind `router` against `without`, its twin without one.
 
     `seconds`: by metric of LATENCIES the mean paired difference in seconds with its 95 % interval,
-    whose ends are None for one pair. `throughput` is relative.
+    whose ends are None for one pair, and where every pair gave the very same difference (the figure
+    is coarse, not certain). `throughput` is relative.
     """
 
     experiment: str
@@ -34,16 +42,24 @@ class RouterCost:
 
 def router_costs(
     experiments: Sequence["ExperimentResult"], equal_within: float
-) -> tuple[RouterCost, ...]:
-    """Each experiment behind a router that has its twin without one, and valid pairs with it."""
-    found = []
+) -> tuple[tuple[RouterCost, ...], tuple[str, ...]]:
+    """Each experiment behind a router that has its twin without one, and valid pairs with it.
+
+    With them the warnings about their pairs: the rules are those of every other comparison.
+    """
+    found, warnings = [], []
     for one in experiments:
         other = _without(one, experiments)
         if other is None or one.configuration is None or one.configuration.launch is None:
             continue
         router = one.configuration.launch.router
         assert router is not None
-        before, after = other.valid, one.valid
+        told = refused(one.counted, other.counted), far_apart(one.counted, other.counted)
+        warnings += [text for text in told if text]
+        before, after = (
+            {r: run.summary for r, run in runs.items() if run.summary is not None}
+            for runs in same_builds(other.counted, one.counted)
+        )
         repeats = sorted(set(before) & set(after))
         if repeats:
             found.append(
@@ -53,7 +69,7 @@ def router_costs(
                     difference_of(THROUGHPUT, before, after, equal_within),
                 )
             )  # fmt: skip
-    return tuple(found)
+    return tuple(found), tuple(warnings)
 
 
 def _seconds(
@@ -70,7 +86,8 @@ def _seconds(
             steps.append(b - a)
         else:
             low, mean, high = t_interval(steps)
-            told[metric] = mean, low, high
+            exact = len(steps) > 1 and max(steps) - min(steps) <= ROUNDING
+            told[metric] = (mean, None, None) if exact else (mean, low, high)
     return told
 
 

@@ -15,7 +15,7 @@ from ridgeline.domain.metrics import take_sample
 from ridgeline.domain.run import Source
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.workload import Client, Workload
-from ridgeline.experiment.findings import FindingResult
+from ridgeline.experiment.findings import FEWEST_MARKED, FindingResult, Ratio
 from ridgeline.experiment.knee import KIND, read_knee
 from ridgeline.experiment.protocol import bounds_of
 from ridgeline.experiment.results import (
@@ -299,11 +299,7 @@ def _errors(experiment: ExperimentResult) -> tuple[ErrorLine, ...]:
 
 def _finding(held: FindingResult) -> FindingLine:
     finding = held.finding
-    ours = "; ".join(
-        f"{path_words(metric)} × {numbers.number(ratio)} "
-        f"(95 % interval {numbers.number(low)} to {numbers.number(high)})"
-        for metric, (ratio, low, high) in held.ratios.items()
-    )
+    ours = "; ".join(_ratio_words(metric, ratio, held) for metric, ratio in held.ratios.items())
     return FindingLine(
         claim=finding.claim,
         mark=held.mark,
@@ -313,3 +309,26 @@ def _finding(held: FindingResult) -> FindingLine:
         expected=finding.expected,
         expected_because=finding.because,
     )
+
+
+def _ratio_words(metric: str, found: Ratio, held: FindingResult) -> str:
+    """A ratio, its interval and what it rests on; what the void runs would change comes last."""
+    found_by = _pairs(held.pairs)
+    if held.pairs < FEWEST_MARKED:
+        found_by += ": too few to know the noise"
+    elif found.detectable is not None:
+        found_by += f", ±{numbers.percent(found.detectable)} would be found"
+    text = (
+        f"{path_words(metric)} × {numbers.number(found.ratio)} (95 % interval"
+        f" {numbers.number(found.low)} to {numbers.number(found.high)}; {found_by})"
+    )
+    if found.with_void is None:
+        return text
+    ratio, low, high = found.with_void
+    span = "" if low is None else f" ({numbers.number(low)} to {numbers.number(high)})"
+    counted = _pairs(held.pairs_with_void)
+    return f"{text}, with the void runs × {numbers.number(ratio)}{span} over {counted}"
+
+
+def _pairs(count: int) -> str:
+    return "1 pair" if count == 1 else f"{count} pairs"

@@ -89,7 +89,16 @@ def _study_result() -> dict[str, Any]:
             "against_baseline": {"type": "object", "additionalProperties": difference},
         }
     )
-    ratio = _closed({"ratio": _NUMBER, "low": _NUMBER, "high": _NUMBER})
+    with_void = _closed({"ratio": _NUMBER, "low": maybe_number, "high": maybe_number})
+    ratio = _closed(
+        {
+            "ratio": _NUMBER,
+            "low": _NUMBER,
+            "high": _NUMBER,
+            "detectable": maybe_number,
+            "with_void": {"anyOf": [with_void, {"type": "null"}]},
+        }
+    )
     finding = _closed(
         {
             "id": _TEXT,
@@ -98,6 +107,8 @@ def _study_result() -> dict[str, Any]:
             "mark": mark,
             "expected": mark,
             "as_expected": {"type": ["boolean", "null"]},
+            "pairs": {"type": "integer"},
+            "pairs_with_void": {"type": "integer"},
             "ratios": {"type": "object", "additionalProperties": ratio},
             "reason": _TEXT,
             "because": maybe_text,
