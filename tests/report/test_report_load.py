@@ -42,7 +42,7 @@ baseline_name: eight
 baseline: {max_num_seqs: 8, max_model_len: 2048}
 experiments:
   - {name: thirty-two, set: {max_num_seqs: 32}}
-repeats: 2
+repeats: 3
 published:
   source: a public article
   runs:
@@ -79,10 +79,10 @@ def report(folder):
 
 
 def test_figures_are_those_of_the_store(report, folder):
-    stored = [read_run(folder / f"eight-r{r}").summary for r in (1, 2)]
+    stored = [read_run(folder / f"eight-r{r}").summary for r in (1, 2, 3)]
     shown = report.row("eight").summary
     rates = [s.throughput.output_tokens_per_s for s in stored]
-    assert shown.throughput.output_tokens_per_s == pytest.approx(sum(rates) / 2)
+    assert shown.throughput.output_tokens_per_s == pytest.approx(sum(rates) / 3)
     assert shown.requests.sent == sum(s.requests.sent for s in stored)
 
 
@@ -93,7 +93,7 @@ def test_the_report_knows_where_it_comes_from(report):
     assert report.study_yaml == STUDY
     assert report.reproduce == "ridgeline study small.yaml"
     assert report.row("eight").published == {"ttft_p95_ms": 123}
-    assert [run.state for run in report.row("thirty-two").runs] == ["valid", "valid"]
+    assert [run.state for run in report.row("thirty-two").runs] == ["valid"] * 3
 
 
 def test_more_slots_win_and_the_finding_carries_its_reason(report):
@@ -141,7 +141,7 @@ def test_how_it_was_measured_is_told(report):
     how = dict(report.how)
     assert how["Warm-up and window"].startswith("2\u2009000 ms of the same traffic, then 12.0 s")
     assert how["Repeats and order"] == (
-        "2 each, in the order eight, thirty-two, then backwards, and so on; seeds 3, 4"
+        "3 each, in the order eight, thirty-two, then backwards, and so on; seeds 3, 4, 5"
     )
     assert how["Client"] == "simulated clock: the client cannot be the limit"
     assert "max_num_seqs=8" in how["Flags given"]
@@ -257,7 +257,7 @@ def test_what_an_earlier_study_file_left_is_shown_apart(folder, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     edited = STUDY.replace("thirty-two", "forty").replace("max_num_seqs: 32", "max_num_seqs: 40")
-    edited = edited.replace("repeats: 2", "repeats: 1")
+    edited = edited.replace("repeats: 3", "repeats: 1")
     run_plan(
         plan_of(parse_study(edited, "small.yaml")),
         StudyDirectory(copy),
@@ -272,9 +272,9 @@ def test_what_an_earlier_study_file_left_is_shown_apart(folder, tmp_path):
     old = report.row("thirty-two")
     assert old.void
     assert old.summary is not None
-    assert [run.state for run in old.runs] == ["left out", "left out"]
-    assert [run.state for run in report.row("eight").runs] == ["valid", "valid"]
+    assert [run.state for run in old.runs] == ["left out"] * 3
+    assert [run.state for run in report.row("eight").runs] == ["valid"] * 3
     assert answer(report).row != "thirty-two"
     page = render(report)
     assert "measured under an earlier study file or version" in page
-    assert "3 of 5 runs valid, 2 left out" in page
+    assert "4 of 7 runs valid, 3 left out" in page
