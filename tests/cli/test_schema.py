@@ -92,7 +92,7 @@ baseline: {max_num_seqs: 4}
 experiments:
   - {name: seqs-8, set: {max_num_seqs: 8}}
   - {name: too-small, set: {gpu_memory_utilization: 0.05}}
-repeats: 2
+repeats: 3
 findings:
   - id: more
     claim: more slots carry more
