@@ -49,7 +49,8 @@ def test_what_is_stolen_is_told(
     load = closed(streams, duration_s=3.0, warmup_s=0.6, start_ns=starts, output_tokens=chunks)
     cores, thief = sorted(os.sched_getaffinity(0)), None
     try:
-        with MockProcess([plain_stream(chunks, first_ms=gap_ms, gap_ms=gap_ms)]) as mock:
+        script = plain_stream(chunks, first_ms=gap_ms, gap_ms=gap_ms, closing_ms=gap_ms / 2)
+        with MockProcess([script]) as mock:
             os.sched_setaffinity(mock._process.pid, {cores[-1]})
             os.sched_setaffinity(0, {cores[0]})
             numbers = (str(cores[0]), str(busy_ms / 1e3), str(every_ms / 1e3))

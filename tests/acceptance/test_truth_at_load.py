@@ -68,7 +68,8 @@ def measured(
     load = closed(streams, duration_s=SECONDS, warmup_s=2.0, start_ns=starts, output_tokens=chunks)
     cores, spinner = sorted(os.sched_getaffinity(0)), None
     try:
-        with MockProcess([plain_stream(chunks, first_ms=gap_ms, gap_ms=gap_ms)]) as mock:
+        script = plain_stream(chunks, first_ms=gap_ms, gap_ms=gap_ms, closing_ms=gap_ms / 2)
+        with MockProcess([script]) as mock:
             os.sched_setaffinity(mock._process.pid, {cores[-1]})
             os.sched_setaffinity(0, {cores[0]})
             if busy:

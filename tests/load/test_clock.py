@@ -24,8 +24,10 @@ from support.mock_server import (
     MockProcess,
     MockServer,
     Script,
+    delta,
     finish,
     plain_stream,
+    role,
     stream,
     text,
     usage,
@@ -236,13 +238,11 @@ def test_a_wall_clock_step_in_a_run_changes_no_value(monkeypatch: pytest.MonkeyP
     assert any("stepped" in note for note in outcome.result.notes)
 
 
-def drive_frozen(gap_ms: float, chunks: int) -> tuple[float, float, int]:
+def drive_frozen(gap_ms: float, chunks: int, closing_ms: float = 0) -> tuple[float, float, int]:
     """(p99, maximum of the stamp error in s, shared chunks) of a client that is stopped by a
     signal for 0.6 s in the middle of one stream, as a suspended or starved process is.
     """
-    events = [(10 + gap_ms * i, text()) for i in range(chunks)]
-    end = events[-1][0]
-    script = stream([*events, (end, finish("length") + usage(10, chunks) + DONE)])
+    script = plain_stream(chunks, first_ms=10, gap_ms=gap_ms, closing_ms=closing_ms)
     ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
     with MockProcess([script]) as mock:
         child = os.fork()
@@ -274,11 +274,75 @@ def test_a_stopped_process_knows_that_it_did_not_look() -> None:
     assert 0.4 < p99_s <= most_s < 5
 
 
-def test_a_stopped_process_has_true_times_of_what_came_alone() -> None:
+def test_a_stopped_process_has_true_times_of_what_came_last() -> None:
     """One chunk in 0.7 s: it waits for the reader, and the kernel still knows when it came."""
-    p99_s, _, shared = drive_frozen(700, 4)
+    p99_s, _, shared = drive_frozen(700, 4, closing_ms=700)
     assert shared == 0
     assert p99_s < 0.001
+
+
+class StallOnce(RecordingWatch):
+    """The loop stands still from about 150 to 550 ms."""
+
+    def stop_asked(self) -> bool:
+        if self.asked == 3:
+            time.sleep(0.4)
+        return super().stop_asked()
+
+
+CLOSING = finish("length") + usage(10, 1) + DONE
+LATER = {
+    "the closing events": [(450, CLOSING)],
+    "a comment": [(450, b": keep-alive\n\n"), (700, CLOSING)],
+    "half a comment": [(450, b": keep"), (700, b"-alive\n\n" + CLOSING)],
+    "an empty delta": [(450, text("")), (700, CLOSING)],
+    "half of the next chunk": [(450, text()[:20]), (700, text()[20:] + CLOSING)],
+    "one more line end": [(450, b"\n"), (700, CLOSING)],
+}
+
+
+@pytest.mark.parametrize("more", LATER.values(), ids=LATER.keys())
+def test_what_follows_a_chunk_in_its_read_may_have_come_later(
+    more: list[tuple[float, bytes]],
+) -> None:
+    """A chunk at 300 ms, more bytes at 450 ms, one late read: the stamp is that of those bytes."""
+    with MockServer([stream([(0, role()), (300, text()), *more])]) as mock:
+        outcome = drive(mock.url, closed(requests=1, duration_s=5.0), watch=StallOnce())
+        record, served = outcome.records[0], mock.served[0]
+    assert record.failure is None
+    assert record.first_ns is not None
+    miss_ns = served.miss_ns(2, record.first_ns + outcome.result.zero_ns)
+    assert miss_ns > 100 * MS, "else this did not test what it is meant to"
+    check = outcome.result.client
+    assert check.first_error_max_s is not None
+    assert check.stamp_error_max_s is not None
+    assert min(check.first_error_max_s, check.stamp_error_max_s) > miss_ns / 1e9 - 0.003
+
+
+@pytest.mark.parametrize("more", [b"", b"\r\n"])
+def test_the_end_of_the_body_may_come_later_than_its_last_chunk(more: bytes) -> None:
+    """The same for a reply without an end marker, of which only HTTP's end is left."""
+    *parts, (_, last) = stream([(0, role()), (300, delta("stop", content="a"))]).parts
+    chunk, end = last[:-5], last[-5:]
+    with MockServer([Script((*parts, (300.0, chunk), (450.0, end + more)))]) as mock:
+        outcome = drive(mock.url, closed(requests=1, duration_s=5.0), watch=StallOnce())
+        record = outcome.records[0]
+    assert record.failure is None
+    assert record.first_ns is not None
+    assert record.sent_ns is not None
+    assert record.first_ns - record.sent_ns > 400 * MS
+    assert outcome.result.client.first_error_max_s is not None
+    assert outcome.result.client.first_error_max_s > 0.14
+
+
+def test_a_late_chunk_that_ends_its_read_has_its_own_time() -> None:
+    """And nothing is in doubt: the rule above must not be bought with a bound on everything."""
+    with MockServer([plain_stream(1, first_ms=300, closing_ms=500)]) as mock:
+        outcome = drive(mock.url, closed(requests=1, duration_s=5.0), watch=StallOnce())
+        record, served = outcome.records[0], mock.served[0]
+    assert record.first_ns is not None
+    assert abs(served.miss_ns(1, record.first_ns + outcome.result.zero_ns)) < 30 * MS
+    assert outcome.result.client.first_error_max_s == pytest.approx(0, abs=1e-6)
 
 
 def test_chunks_that_the_server_sends_together_are_not_the_clients_doing() -> None:
@@ -320,8 +384,12 @@ def test_a_chunk_is_no_later_than_the_last_read_of_its_connection() -> None:
     assert errors_ms(clock)[2] == 2000.0
     clock.forget()
     clock.note_read(3 * MS, 2000 * MS, kernel=True, since_last_ns=50 * MS)
+    clock.note_chunks(1, last=True)
+    assert errors_ms(clock)[2] == 0.0, "the last and only one of its read, stamped by the kernel"
+    clock.forget()
+    clock.note_read(3 * MS, 2000 * MS, kernel=True, since_last_ns=50 * MS)
     clock.note_chunks(1)
-    assert errors_ms(clock)[2] == 0.0, "alone in its read, and stamped by the kernel"
+    assert errors_ms(clock)[2] == 50.0, "the read's time is that of what came after the chunk"
 
 
 def test_first_chunks_are_counted_apart() -> None:
@@ -332,7 +400,7 @@ def test_first_chunks_are_counted_apart() -> None:
         clock.note_chunks(2, first=True)
         for _ in range(198):
             clock.note_read(1 * MS, 5 * MS, kernel=True)
-            clock.note_chunks(1)
+            clock.note_chunks(1, last=True)
     assert errors_ms(clock)[1] == 0.0, "2 of 200 are too few for a p95"
     assert len(clock.firsts) == 100
     assert (clock.firsts.percentile_ns(50) or 0) / MS == pytest.approx(5, rel=0.03)

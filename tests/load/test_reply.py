@@ -384,3 +384,48 @@ def test_pieces_as_http_cut_them_change_nothing() -> None:
             outcomes.append((count, reply.judge(None), reply.usage, bytes(reply.shared)))
         assert outcomes[0][0] == len(words)
         assert all(found == outcomes[0] for found in outcomes)
+
+
+ROLE_AND_TEXTS = [role(), text(), text("b"), text("c")]
+HALF = text("d")[:30]
+
+
+@pytest.mark.parametrize("known", [0, 1, 3], ids=["new", "seen", "of a known form"])
+@pytest.mark.parametrize(
+    ("block", "last"),
+    [
+        (text("x"), True),
+        (text("x") + text("y"), True),
+        (b": comment\n\n" + text("x"), True),
+        (role() + text("x"), True),
+        (text("x") + finish(), False),
+        (text("x") + usage(3, 4), False),
+        (text("x") + DONE, False),
+        (text("x") + finish() + usage(3, 4) + DONE, False),
+        (text("x") + text(""), False),
+        (text("x") + b": comment\n\n", False),
+        (text("x") + b": comment", False),
+        (text("x") + HALF, False),
+        (text("x") + b"\n", False),
+        (text("x") + b"\n\n", False),
+        (text("x").replace(b"\n", b"\r\n"), True),
+        ((text("x") + finish()).replace(b"\n", b"\r\n"), False),
+        (text("x") + b"data: nonsense\n\n", False),
+    ],
+)
+def test_whether_a_read_ends_with_content(known: int, block: bytes, last: bool) -> None:
+    """However much of the stream's form is known, and whether reads end with events or not."""
+    for before in (b"", HALF):
+        reply = reply_of([(1, b"".join(ROLE_AND_TEXTS[: known + 1]) + before)])
+        rest = text("d")[30:] if before else b""
+        reply.body(rest + block, 2, True)
+        assert reply.content_last is last, before
+
+
+def test_a_whole_reply_in_one_read_does_not_end_with_content() -> None:
+    """The first of its form is taken apart, the second one is known as a whole."""
+    whole = role() + text() + finish() + usage(3, 1) + DONE
+    for name in (b"chatcmpl-8", b"chatcmpl-9"):
+        reply = reply_of([(1, whole.replace(b"chatcmpl-1", name))])
+        assert len(reply.stamps) == 1
+        assert not reply.content_last

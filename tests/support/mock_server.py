@@ -142,11 +142,16 @@ def stream(
 
 
 def plain_stream(
-    chunks: int, *, first_ms: float = 0.0, gap_ms: float = 0.0, prompt: int = 10
+    chunks: int,
+    *,
+    first_ms: float = 0.0,
+    gap_ms: float = 0.0,
+    prompt: int = 10,
+    closing_ms: float = 0.0,
 ) -> Script:
-    """`chunks` chunks of one token each, a finish, usage and the end marker with the last."""
+    """`chunks` chunks of one token each; closing_ms after the last a finish, usage, end marker."""
     events = [(first_ms + i * gap_ms, text()) for i in range(chunks)]
-    end = first_ms + (chunks - 1) * gap_ms
+    end = first_ms + (chunks - 1) * gap_ms + closing_ms
     return stream([*events, (end, finish("length") + usage(prompt, chunks) + DONE)])
 
 

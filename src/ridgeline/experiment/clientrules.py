@@ -1,8 +1,8 @@
 """The rules about the load client: could what it did have made the figures wrong?
 
 Each looks at what can be wrong in the numbers. The kernel's stamps make a late read harmless to a
-chunk that came by itself; a late send changes the load; several chunks in one late read share a
-time.
+chunk that came by itself, with nothing after it; a late send changes the load; several chunks in
+one late read share a time.
 """
 
 from collections.abc import Iterator
@@ -181,9 +181,9 @@ def _lost_load(e: Evidence) -> tuple[float, float]:
 def _late_reads(e: Evidence) -> Iterator[Doubt]:
     """Chunks whose time is too late because the client did not look.
 
-    With the kernel's stamps a late reader does no harm to a chunk that is alone in its read. Chunks
-    that came together while it was away share the last one's time: the first of them looks late,
-    as if the server had stalled.
+    With the kernel's stamps a late reader does no harm to a chunk that is alone in its read and
+    ends it. What came together while it was away shares the time of the last byte: a chunk looks
+    late, as if the server had stalled.
 
     An error in fewer than 5 % of the chunks leaves percentiles up to p95 nearly where they are, so
     it voids when p99 is asked for, or when it is of the size of a usual gap: such a client is

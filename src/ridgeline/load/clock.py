@@ -115,18 +115,18 @@ class KernelClock:
         else:
             self.unstamped += 1
 
-    def note_chunks(self, count: int, first: bool = False) -> None:
+    def note_chunks(self, count: int, first: bool = False, last: bool = False) -> None:
         """Count the content chunks of the read noted last; `first`: the reply's first is one.
 
-        A read has one stamp, that of its last segment. A chunk that is alone in its read has its
-        own time however late the reader was. Chunks that came together may have come one by one
-        while the reader was away: all but the last of them may be that much earlier.
+        A read has one stamp, that of its last segment. That is a chunk's own time, however late the
+        reader was, where it is the only one of its read and nothing came after it (`last`). What
+        follows it in the read, be it another chunk, the reply's end or a comment, may have come
+        while the reader was away: the chunk may be that much earlier.
         """
-        error_ns = 0 if count == 1 and self._kernel else max(self._late_ns, 0)
-        if not error_ns:
-            self.errors.fresh.append(0)
-            count -= 1
-        if count > 0:
+        error_ns = 0 if last and count == 1 and self._kernel else max(self._late_ns, 0)
+        if count == 1:
+            self.errors.fresh.append(error_ns)
+        else:
             self.errors.add(error_ns, count)
         if first:
             self.firsts.fresh.append(error_ns)

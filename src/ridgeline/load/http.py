@@ -27,6 +27,10 @@ JOIN_BYTES = (
 STALE_NS = 5_000_000
 LONGEST_TRIP_NS = 250_000_000
 
+# How a read ends whose last bytes are an event's: lines end with LF, in an HTTP chunk or not, or
+# with CRLF in one (without one it would look as the end of a chunked body does).
+_EVENT_ENDS = (b"\n\n\r\n", b"\n\n", b"\r\n\r\n\r\n")
+
 _HEADER_LENGTHS = frozenset(map(len, ("content-type", "content-length", "transfer-encoding")))
 
 CONNECTING, HANDSHAKE, IDLE, BUSY, CLOSED = range(5)
@@ -52,6 +56,10 @@ class Answer(Protocol):
     @property
     def stamps(self) -> Sized:
         """One for each content chunk."""
+
+    @property
+    def content_last(self) -> bool:
+        """Whether the last body byte of the last read was the end of a content chunk."""
 
     def head(self, status: int, content_type: str) -> None:
         """The reply's head has come."""
@@ -301,7 +309,12 @@ class Connection:
             pieces.clear()
             if count:
                 chunks = count if count > 0 else ~count
-                self._clock.note_chunks(chunks, chunks == len(exchange.reply.stamps))
+                reply = exchange.reply
+                self._clock.note_chunks(
+                    chunks,
+                    chunks == len(reply.stamps),
+                    chunks == 1 and reply.content_last and self._ends_read(data),
+                )
                 if count < 0 and not self._complete:
                     self._end(stamp_ns, "given up")
                     return
@@ -316,6 +329,12 @@ class Connection:
             self._end(stamp_ns, None)
         elif problem:
             self._end(stamp_ns, problem)
+
+    def _ends_read(self, data: bytes) -> bool:
+        """True when nothing came after the last event in a read (`data`: without TLS)."""
+        if self._complete or not data.endswith(_EVENT_ENDS):
+            return False
+        return self._tls is None or self._tls.data_last
 
     def _gone(self, reason: str) -> None:
         """No more bytes will come."""

@@ -46,8 +46,9 @@ class Reply:
     """Collects what one reply brings. Stamps are monotonic ns.
 
     `shared[i]` is 1 for a content chunk out of the same read as the one before it. `read_timed`
-    counts chunks with the time of the read. keep_text: every event is parsed and its text kept,
-    which costs more and is for conversations only.
+    counts chunks with the time of the read. `content_last`: the bytes taken last ended with a
+    content chunk, so that nothing after it can have come later. keep_text: every event is parsed
+    and its text kept, which costs more and is for conversations only.
     """
 
     # What a reply begins with stands in the class: one is made for every request, and most of
@@ -61,6 +62,7 @@ class Reply:
     finish_reason: str | None = None
     error: str | None = None
     done = False
+    content_last = False
     _stream = True
     _bad: str | None = None
     _body = b""  # of a reply that is no stream
@@ -122,7 +124,7 @@ class Reply:
             else:
                 self._split(block, stamp_ns, kernel, first=first)
         except BadStream as error:
-            self._bad = str(error)
+            self._bad, self.content_last = str(error), False
             return ~(len(self.stamps) - before)
         return len(self.stamps) - before
 
@@ -136,6 +138,7 @@ class Reply:
         begin = leading_id(block)
         if not begin or self._pieces is not None or b"\r" in block:
             return False
+        self.content_last = False
         key = block.replace(begin, b"\r")
         said = _whole_replies.get(key)
         if said is None:
@@ -164,6 +167,8 @@ class Reply:
         text = self._splitter.complete(block)
         if text:
             self._take(text, stamp_ns, kernel)
+        if not self._splitter.empty:
+            self.content_last = False
 
     def _take(self, text: bytes, stamp_ns: int, kernel: bool, pieces: Sequence[bytes] = ()) -> None:
         """Count the content among complete events of one read."""
@@ -181,22 +186,23 @@ class Reply:
 
     def _take_each(self, blocks: list[bytes], stamp_ns: int) -> int:
         """Take events one by one; how many are content. Most have been seen in other replies."""
-        begin, content, events = self._begin, 0, 0
+        begin, content, events, last = self._begin, 0, 0, False
         size, known = len(begin), after_id.get
         for block in blocks:
             if not size or not block.startswith(begin):
                 if block == b"data: [DONE]":
                     events += 1
-                    self.done, self._prefix = True, None
+                    self.done, self._prefix, last = True, None, False
                     continue
                 begin = self._begin = leading_id(block)
                 size = len(begin)
             event = known(block[size:]) if size and not self.done else None
             if event is None:
-                if block:
-                    content += self._take_one(block, stamp_ns)
+                last = bool(block) and self._take_one(block, stamp_ns)
+                content += last
                 continue
             events += 1
+            last = event.content
             if event.says:
                 content += event.content
                 if event.answer:
@@ -204,6 +210,7 @@ class Reply:
                 if event.ends:
                     self._note_end(event)
         self._events += events
+        self.content_last = last
         return content
 
     def _take_runs(self, text: bytes, stamp_ns: int, pieces: Sequence[bytes]) -> int:
@@ -217,17 +224,20 @@ class Reply:
                     content += count
                     place = end
                     self._events += count
+                    self.content_last = True
                     continue
                 runs = False  # one try a read: a mixed one is taken event by event
             end = text.find(b"\n\n", place)
             if end < 0:  # one more line end than an event needs: an empty line says nothing
+                self.content_last = False
                 break
             block = text[place:end]
             place = end + 2
             if self._prefix is not None and self._is_like_before(block):
                 self._events += 1
                 content += 1
-            elif block:
+                self.content_last = True
+            else:
                 content += self._take_each([block], stamp_ns)
         return content
 

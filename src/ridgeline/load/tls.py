@@ -7,7 +7,13 @@ import ssl
 
 
 class Tls:
-    """One TLS client session. Every call returns what must be sent; none touches a socket."""
+    """One TLS client session. Every call returns what must be sent; none touches a socket.
+
+    `data_last`: the last bytes given to `decrypt` ended a record with data, so that no part of
+    another record, and none of TLS itself, came after it.
+    """
+
+    data_last = False
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
         self._incoming = ssl.MemoryBIO()
@@ -32,10 +38,11 @@ class Tls:
     def decrypt(self, received: bytes) -> tuple[bytes, bytes]:
         """(plain bytes, bytes to send) of what was received. Raises ssl.SSLError."""
         self._incoming.write(received)
-        pieces = []
+        pieces, self.data_last = [], False
         try:
             while piece := self._session.read(1 << 16):
                 pieces.append(piece)
+                self.data_last = not self._incoming.pending
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:  # the end follows on the socket
