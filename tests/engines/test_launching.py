@@ -18,6 +18,7 @@ from fake_far import Far, far_side
 from ridgeline.domain.errors import BadInput, RunFailed
 from ridgeline.domain.knobs import Configuration, Knobs, Launch
 from ridgeline.engines.launching import command_line, far_program
+from ridgeline.engines.process import EngineProcess
 from ridgeline.engines.started import ServerLaunch, free_port
 from ridgeline.engines.vllm import VllmEngine
 from ridgeline.experiment.engines import _check_installed
@@ -116,7 +117,7 @@ def test_nothing_is_lost_between_here_and_the_far_program(shell: str) -> None:
     assert running.stdin is not None
     assert running.stdout is not None
     said = running.stdout.read().splitlines()
-    assert said == [repr([ODD, "", ODD, None]), "ridgeline: ended there with exit code 0"]
+    assert said == [repr([ODD, "", ODD, None]), "", "ridgeline: ended there with exit code 0"]
     assert running.wait() == 0
     running.stdin.close()
     running.stdout.close()
@@ -181,7 +182,6 @@ def test_kill_9_of_ridgeline_leaves_nothing_there(
 
 def test_a_container_that_ignores_the_signal_is_removed_by_name(tmp_path: Path, far: Far) -> None:
     from ridgeline.engines import guard  # noqa: PLC0415
-    from ridgeline.engines.process import EngineProcess  # noqa: PLC0415
 
     assert guard.GRACE_S <= 10.0
     stubborn = [sys.executable, "-c", "import signal, time\n"
@@ -216,6 +216,44 @@ def test_a_way_that_is_closed_is_told_in_its_own_words(
         pass
     assert str(caught.value).count(said) == 1
     assert caught.value.failure_class == kind  # type: ignore[attr-defined]
+
+
+NOISE = "; ".join(f"echo 'channel {n}: open failed: connect failed' >&2" for n in range(9))
+
+
+@pytest.mark.parametrize(
+    ("words", "after"),
+    [
+        ("printf 'Loading safetensors: 50%%\\r' >&2; exit 137", ""),
+        ("printf 'no newline' >&2; exit 137", ""),
+        ("echo boom; exit 137", NOISE),
+        ("yes 0123456789 | head -c 300000; exit 137", NOISE),
+    ],
+)
+def test_the_end_there_is_seen_whatever_stands_around_it(
+    tmp_path: Path, words: str, after: str
+) -> None:
+    """SSH stays while somebody holds a connection through it, and may write meanwhile."""
+    far = far_program(["sh", "-c", words], {}, free_port())
+    script = f"sh -c {shlex.quote(far)}; {after or ':'}; exec sleep 60"
+    process = EngineProcess(["sh", "-c", script], tmp_path / "log", holds_input=True)
+    try:
+        code, deadline = None, time.monotonic() + 10
+        while code is None and time.monotonic() < deadline:
+            code = process.poll()
+            time.sleep(0.02)
+        assert code == 137
+        time.sleep(0.2)  # more is written: what was seen is not forgotten
+        assert process.poll() == 137
+        assert "ridgeline:" not in process.log_text()
+    finally:
+        os.kill(process.pid, signal.SIGKILL)  # or it would give the far side its 14 s
+        process.stop()
+
+
+def test_ssh_does_not_write_between_the_engines_lines() -> None:
+    command = command_line(["vllm"], {}, Launch(host="box"), 4711).command
+    assert command[command.index("LogLevel=ERROR") - 1] == "-o"
 
 
 def test_the_engine_there_is_asked_for_its_options(tmp_path: Path, far: Far) -> None:

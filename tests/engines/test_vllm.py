@@ -153,6 +153,34 @@ def test_kill_9_of_ridgeline_leaves_no_engine_behind(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("stops", [True, False])
+def test_kill_9_of_the_guard_leaves_no_engine_behind(tmp_path: Path, stops: bool) -> None:
+    """The engine ends with its guard, at once; what it started ends when it is stopped."""
+    (tmp_path / "log").write_text("")
+    command = [sys.executable, str(FAKE), str(tmp_path / "log"), "children", "--port", "0"]
+    clean = ["touch", str(tmp_path / "cleaned")]
+    bystander = subprocess.Popen(["sleep", "600"])
+    process = EngineProcess(command, tmp_path / "out", cleanup=clean)
+    family = _family_of(process.pid, at_least=3)
+    (engine,) = psutil.Process(process.pid).children()
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        if stops:
+            process.stop()
+            assert [p for p in family if p.is_running() and p.status() != "zombie"] == []
+            assert (tmp_path / "cleaned").exists()
+        else:
+            deadline = time.monotonic() + 5
+            while engine.is_running() and engine.status() != "zombie":
+                assert time.monotonic() < deadline, engine
+                time.sleep(0.02)
+        assert bystander.poll() is None
+    finally:
+        process.stop()
+        bystander.kill()
+        bystander.wait()
+
+
 def _family_of(pid: int, at_least: int) -> list[psutil.Process]:
     deadline = time.monotonic() + 10
     while len(family := psutil.Process(pid).children(recursive=True)) < at_least:
@@ -179,7 +207,10 @@ def test_the_engines_environment_is_its_own(
         deadline = time.monotonic() + 20
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert process.log_text().strip() == f"[{str(tmp_path)!r}, None, 'from us'] []"
+        assert (
+            process.log_text().strip()
+            == f"[{str(tmp_path)!r}, None, 'from us'] ['RIDGELINE_ENGINE_MARK']"
+        )
         assert process.poll() == 0
         assert process.log_since(process.log_size() - 1) == "\n"
     finally:

@@ -9,9 +9,11 @@ What runs elsewhere (in a container, on another host) is no descendant. For such
 variable RIDGELINE_ENGINE_AWAY holds JSON: `cleanup`, a command to be run after the end, and
 `input`: its standard input stays open and is closed first, which the far side takes as the end.
 
-PR_SET_PDEATHSIG alone would not do: it reaches the direct child only, and it fires when the thread
-that started the child ends. As a "child subreaper" the guard also inherits grandchildren that have
-left the process group, so it can find them; nothing else on the machine is ever touched.
+PR_SET_PDEATHSIG alone would not do: it reaches the direct child only. It is set all the same, for a
+guard that is killed itself; what else such a guard leaves behind bears RIDGELINE_ENGINE_MARK in its
+environment, by which `process.EngineProcess` finds it. As a "child subreaper" the guard also
+inherits grandchildren that have left the process group, so it can find them; nothing else on the
+machine is ever touched.
 """
 
 import contextlib
@@ -27,12 +29,13 @@ from types import FrameType
 
 import psutil
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 GRACE_S = 10.0
 AWAY_GRACE_S = 14.0  # for the far side's own TERM, grace time and KILL
 CLEANUP_S = 30.0
 ENVIRONMENT = "RIDGELINE_ENGINE_ENVIRONMENT"  # what the command's environment adds, as JSON
 AWAY = "RIDGELINE_ENGINE_AWAY"
+MARK = "RIDGELINE_ENGINE_MARK"  # stays in the environment of the command and of what it starts
 
 
 class Guard:
@@ -47,7 +50,8 @@ class Guard:
         # Ctrl-C in a terminal reaches the guard too; only Ridgeline decides when an engine stops.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_term)
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         away = json.loads(os.environ.get(AWAY, "{}"))
         self._cleanup: list[str] = away.get("cleanup", [])
         self._child = subprocess.Popen(  # noqa: S603  the user's own command
@@ -55,6 +59,8 @@ class Guard:
             start_new_session=True,
             env=_environment(),
             stdin=subprocess.PIPE if away.get("input") else None,
+            # this thread, the only one, lives as long as the guard
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),  # noqa: PLW1509
         )
 
     def _on_term(self, _signal: int, _frame: FrameType | None) -> None:

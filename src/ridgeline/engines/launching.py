@@ -21,12 +21,14 @@ PORT_TAKEN = 98  # the exit code, as errno has it
 _SSH = (
     "ssh", "-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes",
     "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4",
+    "-o", "LogLevel=ERROR",  # else a line for every connection before the engine listens
 )  # fmt: skip
 
 # `setsid` makes a process group of its own that can be ended as a whole; descriptor 3 is the input.
 _FAR = """\
 if grep -qsE ':{port:04X} 0+:0000 0A' /proc/net/tcp /proc/net/tcp6; then
- echo 'Address already in use: port {port} of this host' >&2; echo '{ended} {taken}'; exit {taken}
+ echo 'Address already in use: port {port} of this host' >&2
+ printf '\\n{ended} {taken}\\n'; exit {taken}
 fi
 exec 3<&0
 {variables}
@@ -43,7 +45,7 @@ wait "$p"; c=$?
 kill -s KILL "$w" 2>/dev/null
 kill -s KILL -- "-$p" 2>/dev/null
 {cleanup}
-echo "{ended} $c"
+printf '\\n{ended} %s\\n' "$c"  # a line of its own, also after a progress bar
 exit "$c"
 """
 

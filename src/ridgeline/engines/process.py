@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -11,11 +12,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ridgeline.engines.guard import AWAY, AWAY_GRACE_S, CLEANUP_S, ENVIRONMENT
+from ridgeline.engines.guard import AWAY, AWAY_GRACE_S, CLEANUP_S, ENVIRONMENT, MARK
 
 # What a program on another host writes last, with its exit code: SSH itself stays as long as
 # somebody holds a connection through it.
 ENDED = "ridgeline: ended there with exit code"
+_ENDED_LINE = re.compile(rf"^{ENDED} (\d+)\r?\n".encode(), re.MULTILINE)
+ORPHAN_GRACE_S, ORPHAN_LIMIT_S = 2.0, 10.0
 
 
 def listening_beside(port: int, root: int) -> tuple[int, ...]:
@@ -59,6 +62,9 @@ class EngineProcess:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         self._holds_input = holds_input
+        self._looked_at = 0
+        self._ended_code: int | None = None
+        self._cleanup, self._mark = tuple(cleanup), secrets.token_hex(16)
         self._away_s = (CLEANUP_S if cleanup else 0.0) + (AWAY_GRACE_S if holds_input else 0.0)
         away = json.dumps({"cleanup": list(cleanup), "input": holds_input})
         read_end, self._write_end = os.pipe()
@@ -71,7 +77,12 @@ class EngineProcess:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 # The guard keeps our own environment: the engine's may have another PYTHONPATH.
-                env={**os.environ, ENVIRONMENT: json.dumps(dict(environment or {})), AWAY: away},
+                env={
+                    **os.environ,
+                    ENVIRONMENT: json.dumps(dict(environment or {})),
+                    AWAY: away,
+                    MARK: self._mark,
+                },
                 pass_fds=(read_end,),
                 start_new_session=True,
             )
@@ -86,17 +97,25 @@ class EngineProcess:
     def poll(self) -> int | None:
         """Exit code, None while it runs."""
         code = self._guard.poll()
-        if code is None and self._holds_input:
+        return self._ended_there() if code is None and self._holds_input else code
+
+    def _ended_there(self) -> int | None:
+        """The exit code that the far program wrote, wherever in the log it stands."""
+        if self._ended_code is None:
             with self.log.open("rb") as file:
-                file.seek(max(0, self.log_size() - 200))
-                found = re.search(rf"^{ENDED} (\d+)$", file.read().decode(errors="replace"), re.M)
-            return None if found is None else int(found[1])
-        return code
+                file.seek(self._looked_at)
+                new = file.read()
+            found = _ENDED_LINE.search(new)
+            if found is not None:
+                self._ended_code = int(found[1])
+            # the last line may not be whole yet; the next look begins with it
+            self._looked_at += new.rfind(b"\n") + 1
+        return self._ended_code
 
     def log_text(self) -> str:
         """Everything the engine wrote so far (undecodable bytes replaced)."""
         text = self.log.read_text(errors="replace")
-        return re.sub(rf"^{ENDED} \d+\n?", "", text, flags=re.M) if self._holds_input else text
+        return re.sub(rf"\n?^{ENDED} \d+\n?", "", text, flags=re.M) if self._holds_input else text
 
     def log_size(self) -> int:
         """Bytes that the engine wrote so far."""
@@ -115,7 +134,41 @@ class EngineProcess:
         try:
             self._guard.wait(patience_s + self._away_s)
         except subprocess.TimeoutExpired:
-            # The guard itself hangs: take its engine's group down with it.
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # the guard itself hangs
                 os.killpg(self._guard.pid, signal.SIGKILL)
             self._guard.wait(5.0)
+        if (self._guard.returncode or 0) < 0:  # by a signal: it could not do its work
+            self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """End what a killed guard left behind, and run its clean-up."""
+        begun = time.monotonic()
+        while left := _marked(self._mark):
+            waited = time.monotonic() - begun
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGTERM if waited < ORPHAN_GRACE_S else signal.SIGKILL)
+            if waited > ORPHAN_LIMIT_S:
+                break
+            time.sleep(0.1)
+        if self._cleanup:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(  # noqa: S603  made by Ridgeline
+                    self._cleanup, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL, timeout=CLEANUP_S, check=False,
+                )  # fmt: skip
+
+
+def _marked(mark: str) -> tuple[int, ...]:
+    """Processes of ours whose environment bears the mark; none where the system does not tell."""
+    import psutil  # noqa: PLC0415
+
+    found = []
+    try:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.environ().get(MARK) == mark:
+                    found.append(process.pid)
+    except (psutil.Error, RuntimeError, OSError, ValueError, LookupError):
+        return ()
+    return tuple(found)
