@@ -3,7 +3,8 @@
 usage: fake_engine.py LOGFILE ending [--port N and anything else that an engine is given]
 ending: exit=CODE | late-exit=CODE (after a second) | serve | hang (health 200, completions never) |
 child (serve, with a child) | children (the same, and one in a session of its own) |
-stall (serve one completion, then none, with frozen gauges)
+stall (serve one completion, then none, with frozen gauges) | key=KEY (401 without it) |
+status=CODE (completions always end so) | settles=N (N times 404 first)
 """
 
 import http.server
@@ -25,6 +26,7 @@ PAGES = {
 class Handler(http.server.BaseHTTPRequestHandler):
     ending = "serve"
     answered = False
+    asked = 0
 
     def do_GET(self) -> None:
         if self.ending == "stall" and self.path in PAGES:
@@ -44,10 +46,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
         Handler.answered = True
         if self.ending == "hang" or (self.ending == "stall" and answered):
             time.sleep(600)
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
+        kind, _, value = self.ending.partition("=")
+        Handler.asked += 1
+        status, sent = 200, self.headers.get("Authorization")
+        if kind == "key" and sent != f"Bearer {value}":
+            status = 401
+        elif kind == "status":
+            status = int(value)
+        elif kind == "settles" and Handler.asked <= int(value):
+            status = 404
+        body = b"{}" if status == 200 else f'{{"error": "no, not with {sent}"}}'.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(b"{}")
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass

@@ -110,6 +110,110 @@ def test_health_200_without_completions_is_a_hang(tmp_path: Path) -> None:
         pass
 
 
+def test_a_server_that_wants_another_key_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after the 600 s of the ready limit, and without the key that it quotes."""
+    monkeypatch.setenv("RIDGELINE_API_KEY", "sk-wrong")
+    engine = VllmEngine(launch(tmp_path, "INFO up", "key=sk-right", ready_s=600))
+    begun = time.monotonic()
+    with pytest.raises(RunFailed, match="refuses completions: 401") as caught:
+        engine.start(configuration()).__enter__()
+    assert time.monotonic() - begun < 30
+    assert caught.value.failure_class == "refused"  # type: ignore[attr-defined]
+    assert "no, not with Bearer ***" in caught.value.what
+    assert "RIDGELINE_API_KEY" in (caught.value.fix or "")
+
+
+def test_the_key_goes_with_the_first_completion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIDGELINE_API_KEY", "sk-right")
+    with VllmEngine(launch(tmp_path, "INFO up", "key=sk-right", ready_s=20)).start(configuration()):
+        pass
+
+
+def test_a_refusal_that_passes_is_none(tmp_path: Path) -> None:
+    """A router answers 404 until it knows its replicas."""
+    with VllmEngine(launch(tmp_path, "INFO up", "settles=4", ready_s=20)).start(configuration()):
+        pass
+
+
+@pytest.mark.parametrize("status", [500, 429])
+def test_what_waiting_may_change_is_waited_for(tmp_path: Path, status: int) -> None:
+    engine = VllmEngine(launch(tmp_path, "INFO up", f"status={status}", ready_s=4.5))
+    with pytest.raises(RunFailed, match=f"hung: .* last it answered {status}"):
+        engine.start(configuration()).__enter__()
+
+
+def test_an_engine_that_dies_while_its_first_completion_is_waited_for(tmp_path: Path) -> None:
+    engine = VllmEngine(launch(tmp_path, "INFO up", "hang", ready_s=600))
+    found: list[Exception] = []
+
+    def start() -> None:
+        try:
+            engine.start(configuration()).__enter__()
+        except RunFailed as error:
+            found.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    (server,) = _servers(tmp_path)
+    time.sleep(1.0)
+    server.kill()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert "before it was ready" in str(found[0])
+
+
+def _servers(tmp_path: Path, count: int = 1) -> list[psutil.Process]:
+    """The fake engines of this test, once they are there."""
+    deadline = time.monotonic() + 10
+    while True:
+        found = [
+            p
+            for p in psutil.Process().children(recursive=True)
+            if p.name() != "sh" and p.cmdline()[1:3] == [str(FAKE), str(tmp_path / "prepared.log")]
+        ]
+        if len(found) >= count:
+            return found
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_second_ctrl_c_ends_starts_side_by_side_at_once(tmp_path: Path) -> None:
+    """Completions hang: nothing but an interruption ends the wait before 600 s are over."""
+    (tmp_path / "prepared.log").write_text("INFO up")
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from ridgeline.domain.knobs import Configuration, Knobs\n"
+        "from ridgeline.engines.resident import ResidentEngine\n"
+        "from ridgeline.engines.started import ServerLaunch\n"
+        "from ridgeline.engines.vllm import VllmEngine\n"
+        f"command = (sys.executable, {str(FAKE)!r}, {str(tmp_path / 'prepared.log')!r}, 'hang')\n"
+        f"logs = Path({str(tmp_path / 'logs')!r})\n"
+        "engine = ResidentEngine(VllmEngine(ServerLaunch(command=command, log_folder=logs,"
+        " ready_s=600)))\n"
+        "two = [Configuration('m', Knobs(max_num_seqs=n), engine='vllm') for n in (1, 2)]\n"
+        "engine.expect([two], together=True, logs=logs)\n"
+        "try:\n"
+        "    with engine.start(two[0]): print('up')\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+        "engine.close()\n"
+    )
+    ours = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        servers = _servers(tmp_path, 2)
+        time.sleep(1.5)
+        ours.send_signal(signal.SIGINT)
+        said, _ = ours.communicate(timeout=20)
+    finally:
+        ours.kill()
+        ours.wait()
+    assert said == "interrupted\n"
+    assert [p for p in servers if p.is_running() and p.status() != "zombie"] == []
+
+
 def test_a_missing_program_is_one_clear_line(tmp_path: Path) -> None:
     engine = VllmEngine(ServerLaunch(command=("no-such-vllm",), log_folder=tmp_path))
     with pytest.raises(RunFailed, match="no-such-vllm"), engine.start(configuration()):

@@ -122,18 +122,46 @@ def test_starts_one_after_another_add_up(tmp_path: Path) -> None:
     assert "180 s of engine start" in (outcome.index.runs["s100-r1"].reason or "")
 
 
-def test_a_start_that_takes_all_that_is_left_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(budget_module, "EXPECTED_START_S", 0.5)
+def hanging(tmp_path: Path, ending: str, *arguments: str) -> tuple[Plan, Engine]:
+    """A study of one experiment whose engine is never ready."""
     (tmp_path / "prepared.log").write_text("INFO loading")
-    command = (sys.executable, str(FAKE), str(tmp_path / "prepared.log"), "serve", "{model}")
-    launch = Launch(command=command, arguments=("--not-healthy",), ready_s=120.0, cold_s=0.0)
+    command = (sys.executable, str(FAKE), str(tmp_path / "prepared.log"), ending, "{model}")
+    launch = Launch(command=command, arguments=arguments, ready_s=120.0, cold_s=0.0)
     work = replace(WORK, duration_s=1.0, warmup_s=0.0)
     one = PlannedExperiment("a", Configuration("m", Knobs(), "vllm", launch=launch), work)
     engine = ResidentEngine(VllmEngine(ServerLaunch(log_folder=tmp_path / "logs")))
+    return Plan("s", "study", "a", (one,), parse_slo("")), engine
+
+
+ENDLESS = [("serve", "--not-healthy"), ("hang",)]  # no health; health, and no completion
+
+
+@pytest.mark.parametrize("ending", ENDLESS)
+def test_a_start_is_given_up_when_the_user_asks_to_stop(
+    tmp_path: Path, ending: tuple[str, ...]
+) -> None:
+    class Stopper(SilentStudyWatch):
+        def stop_asked(self) -> bool:
+            return time.monotonic() - begun > 2.0
+
+    the_plan, engine = hanging(tmp_path, *ending)
     begun = time.monotonic()
-    outcome = go(Plan("s", "study", "a", (one,), parse_slo("")), tmp_path / "s", engine, 3.0)
+    outcome = run_plan(
+        the_plan, StudyDirectory(tmp_path / "s"), lambda _: engine, Stopper(), command=""
+    )
+    assert time.monotonic() - begun < 20.0
+    assert outcome.interrupted
+    assert outcome.index.runs["a-r1"].state != "done"
+
+
+@pytest.mark.parametrize("ending", ENDLESS)
+def test_a_start_that_takes_all_that_is_left_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(budget_module, "EXPECTED_START_S", 0.5)
+    the_plan, engine = hanging(tmp_path, *ending)
+    begun = time.monotonic()
+    outcome = go(the_plan, tmp_path / "s", engine, 3.0)
     assert 2.5 < time.monotonic() - begun < 20.0  # not the 120 s of the start's own limit
     assert outcome.index.runs["a-r1"].state == "failed"
     assert "given up" in (outcome.index.runs["a-r1"].reason or "")

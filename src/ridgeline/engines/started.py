@@ -6,8 +6,6 @@ particular to an engine is its `Dialect`; everything else is here, once.
 """
 
 import contextlib
-import http.client
-import json
 import os
 import shutil
 import socket
@@ -30,6 +28,7 @@ from ridgeline.engines.launching import (
     program_needed,
 )
 from ridgeline.engines.process import EngineProcess, listening_beside
+from ridgeline.engines.readiness import Answers, get_status
 from ridgeline.engines.router import INSTALL as ROUTER_INSTALL
 from ridgeline.engines.router import router_facts, router_words
 from ridgeline.telemetry.gpu import GpuSampler, open_nvml
@@ -171,29 +170,37 @@ class ServerEngine:
     ) -> None:
         """Return once a completion came back; raises RunFailed with class and cause."""
         deadline = replica.process.started_s + limit_s
+        name = name or self.name
         healthy_s: float | None = None
-        while time.monotonic() < deadline:
+        answers = Answers(replica.url, model)
+
+        def waiting() -> bool:
+            """True while the start may go on; raises RunFailed when it is over."""
             code = replica.process.poll()
             if code is not None:
                 raise ended(replica, code, "before it was ready")
             if self._abandoned.is_set():
                 raise RunFailed("the start was given up", where=str(replica.process.log))
-            if healthy_s is None and _get(replica.url, "/health") == 200:
+            return time.monotonic() < deadline
+
+        while waiting():
+            if healthy_s is None and get_status(replica.url, "/health") == 200:
                 healthy_s = time.monotonic() - replica.process.started_s
-            if healthy_s is not None and _complete(replica.url, model, deadline - time.monotonic()):
+            if healthy_s is not None and answers.ask(waiting):
                 _refuse_shared_port(replica)
                 replica.start = {
                     "healthy_s": round(healthy_s, 3),
                     "ready_s": round(time.monotonic() - replica.process.started_s, 3),
                 }
                 return
+            if answers.refused:
+                what = f"{name} refuses completions: {answers.last}"
+                raise _failed("refused", what, replica, answers.fix)
             time.sleep(0.1)
-        raise _failed(
-            "hung",
-            f"{name or self.name} gave no completion within {limit_s:g} s",
-            replica,
-            "see the log, or allow a longer start",
-        )
+        what = f"{name} gave no completion within {limit_s:g} s"
+        if answers.last is not None:
+            what += f", last it answered {answers.last}"
+        raise _failed("hung", what, replica, "see the log, or allow a longer start")
 
 
 def _failed(kind: str, what: str, replica: Replica, fix: str) -> RunFailed:
@@ -290,28 +297,3 @@ def _gpus(configuration: Configuration) -> tuple[GpuSampler, range] | None:
         return None
     sampler = open_nvml()
     return None if sampler is None else (sampler, range(configuration.knobs.gpus))
-
-
-def _get(url: str, path: str) -> int | None:
-    """Status of a GET, None when nothing answers."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=5)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
-
-
-def _complete(url: str, model: str, limit_s: float) -> bool:
-    """True when one real token came back: a hung engine answers /health too."""
-    body = json.dumps({"model": model, "prompt": "ready?", "max_tokens": 1})
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=max(limit_s, 0.1))
-    try:
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()

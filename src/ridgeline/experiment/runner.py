@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -224,7 +225,7 @@ def _run_in_turn(runs: Sequence[PlannedRun], book: _Book, engines: Engines, budg
             book.left_out(run, refused)
             continue
         begun = time.monotonic()
-        with budget.watching(run, engines):
+        with budget.watching(run, engines), _stoppable_start(run, book.watch, engines):
             _load_cold(run, book, engines)
             if book.watch.stop_asked():
                 return
@@ -236,10 +237,37 @@ def _run_in_turn(runs: Sequence[PlannedRun], book: _Book, engines: Engines, budg
             if done.state != "void" or book.watch.stop_asked() or budget.refusal(run, engines):
                 break
             begun = time.monotonic()
-            done = _measure(run, book, engines, void=done)
+            with _stoppable_start(run, book.watch, engines):  # where its engine has died
+                done = _measure(run, book, engines, void=done)
             budget.spend(run, time.monotonic() - begun)
     if budget.minutes is not None and budget.used > budget.minutes:
         book.note(f"{budget.used:.1f} GPU minutes were used, {budget.minutes:g} were planned for")
+
+
+@contextlib.contextmanager
+def _stoppable_start(run: PlannedRun, watch: StudyWatch, engines: Engines) -> Iterator[None]:
+    """While an engine may be starting: the start is given up when the user asks to stop.
+
+    Traffic looks at `watch` itself; a start has nothing that could be kept.
+    """
+    if not engines.starts_due(run):
+        yield
+        return
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.1):
+            if watch.stop_asked():
+                engines.give_up()
+                return
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _measure(
