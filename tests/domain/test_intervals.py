@@ -1,5 +1,7 @@
 """Intervals must cover the truth as often as they say, on runs whose requests share steps."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -115,8 +117,8 @@ def test_too_few_blocks_are_a_reason_not_an_interval() -> None:
     found = latency_intervals(values, at, percentiles(values), cut)
     assert found["p95"].low is None
     assert found["p95"].reason == (
-        "the window of 60 s has 2 blocks longer than a request's residence (25 s),"
-        " an interval needs 5"
+        "no interval: 60 s have 2 separate parts of more than 25 s (as long as a request stays),"
+        " 5 are needed; measure at least 125 s"
     )
     assert rate_interval(np.ones(2), 2, cut).reason == cut.reason
     assert blocks(WINDOW, None).reason == "no request to take a residence time from"
@@ -228,4 +230,13 @@ def test_a_window_that_holds_a_few_swings_only_has_no_interval() -> None:
     values = 1 + 0.3 * np.sin(np.arange(n) * 2 * np.pi / 300)
     cut = blocks(window, 1.0, correlation_s(window, at, values))
     assert cut.reason is not None
-    assert "over which its values go together" in cut.reason
+    assert re.fullmatch(
+        r"no interval: 60 s have \d separate parts of more than [\d.]+ s \(3 times the [\d.]+ s for"
+        r" which its values rise and fall together\), 5 are needed; measure at least \d+ s",
+        cut.reason,
+    )
+    asked = float(cut.reason.split()[-2])
+    longer = Window(0, round(asked * S))
+    together = correlation_s(window, at, values)
+    assert blocks(longer, 1.0, together).reason is None
+    assert blocks(Window(0, round((asked - 2) * S)), 1.0, together).reason is not None

@@ -9,10 +9,12 @@ from study_factory import study
 
 from ridgeline.domain.records import RequestRecord, RunRecords, records_from_requests
 from ridgeline.domain.run import Warmup, Window
+from ridgeline.domain.summary import Cost, Interval
 from ridgeline.report import numbers
 from ridgeline.report.charts import build_charts
 from ridgeline.report.charts.timeline import timeline
 from ridgeline.report.evidence import series
+from ridgeline.report.html import render
 from ridgeline.report.load import load_report
 from ridgeline.report.model import COST, Difference, StudyReport
 from ridgeline.report.remarks import remarks
@@ -136,3 +138,41 @@ def test_other_traffic_is_marked_and_wins_no_comparison() -> None:
     found = answer(report)
     assert found.row == "seqs-64-capture-1024"
     assert not any("short-" in note for note in (found.text, *found.notes))
+
+
+def test_words_in_a_figures_place_are_not_struck_out() -> None:
+    """A void run whose TTFT the tables refuse: a sentence stands in its cell, once on the page."""
+    report = study()
+    row = report.row("seqs-64")
+    assert row is not None
+    assert row.summary is not None
+    reason = "the client read late, so no percentile of it can be told"
+    refused = Interval(None, None, 100, reason)
+    summary = replace(
+        row.summary, ttft_s=replace(row.summary.ttft_s, p95=None),
+        intervals={**row.summary.intervals, "ttft_s.p95": refused}, failures_as_infinite={},
+    )  # fmt: skip
+    why = "client limit: it was late"
+    runs = (replace(row.runs[0], state="void", reasons=(why,)),)
+    void = replace(row, summary=summary, void=True, runs=runs)
+    page = render(replace(report, rows=(void,), baseline=None, findings=()))
+    assert f'<span class="said">{reason}</span>' in page
+    body = page.split("<body>")[1].split('<script type="application/json"')[0]
+    # once in the answer, once in the list of runs that are not counted
+    assert body.count(why) == 2
+
+
+def test_what_has_no_price_was_measured_all_the_same() -> None:
+    report = study()
+    row = report.row("seqs-64")
+    assert row is not None
+    assert row.summary is not None
+    free = replace(row, summary=replace(row.summary, cost=Cost()))
+    rows = table_rows(replace(report, rows=(free,), baseline=None))
+    assert rows[0].cost.value == "no price"
+
+
+def test_ticks_below_a_curve_are_explained() -> None:
+    charts = {c.key: c for c in build_charts(study(), "seqs-64")}
+    assert charts["ecdf-itl"].note.startswith("Ticks below the curves")
+    assert charts["ecdf-ttft"].note == ""

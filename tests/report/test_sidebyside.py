@@ -14,7 +14,7 @@ from ridgeline.cli.main import run as ridgeline
 from ridgeline.domain.conversions import time_per_token, total_over_tokens
 from ridgeline.domain.errors import BadInput
 from ridgeline.report.foreign import ToolResult, read_results
-from ridgeline.report.sidebyside import html, markdown, side_by_side
+from ridgeline.report.sidebyside import html, markdown, printed_lines, side_by_side
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FILES = {
@@ -175,3 +175,14 @@ def test_report_takes_files_and_folders(tmp_path: Path, capsys: pytest.CaptureFi
     assert ours == exported
     assert "AIPerf 0.13.0" in page.read_text()
     assert ridgeline(["report", str(tmp_path / "none.json"), "--quiet"]) == 2
+
+
+def test_a_definition_is_told_once_for_the_lines_that_share_it() -> None:
+    page = side_by_side([read(tool) for tool in FILES])
+    lines = printed_lines(page)
+    assert len(lines) == len(page.printed)
+    told = [line[3] for line in lines if line[3] != "″"]
+    assert set(told) == {line[3] for line in page.printed}
+    assert len(told) < len(lines) / 2
+    second = markdown(page).split("## As each tool prints it")[1]
+    assert second.count("| ″ |") == len(lines) - len(told)

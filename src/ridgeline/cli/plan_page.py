@@ -31,6 +31,7 @@ PARTS = {
     "launch": "waiting for kernel launches", "communication": "all-reduces",
     "sampler": "sampling", "cpu": "waiting for the engine's CPU",
 }  # fmt: skip
+READS = ("weights", "attention_decode", "head")  # what memory bandwidth is named for as a limit
 STAYS = {
     "front_end_in": "API server, in", "queue": "waiting in the queue", "prefill": "its prompt",
     "decode": "its answer", "front_end_out": "API server, out",
@@ -241,6 +242,11 @@ def _step_table(summary: "Summary") -> "Table":
         found.add_column(head, justify="left" if head == "part" else "right")
     for name, words in PARTS.items():
         share = summary.steps.get(f"part.{name}", 0.0)
+        found.add_row(words, f"{share:.1%}", duration(share * mean))
+    bound = "memory bandwidth" if "by memory bandwidth" in (summary.binding_limit or "") else None
+    if bound:
+        share = sum(summary.steps.get(f"part.{name}", 0.0) for name in READS)
+        words = f"{bound}: {', '.join(PARTS[name] for name in READS)} together"
         found.add_row(words, f"{share:.1%}", duration(share * mean))
     return found
 

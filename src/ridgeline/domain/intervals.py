@@ -12,6 +12,7 @@ CORRELATIONS times as long as the figure's own values go together (`correlation_
 that length still share is known from the correlation time and widens the interval.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,16 +72,18 @@ def blocks(window: Window, residence_s: float | None, together_s: float = 0.0) -
     count = min(MOST_BLOCKS, int(window.seconds / least))
     if count >= FEWEST_BLOCKS:
         return Blocks(window, count, None, _shared(window.seconds / count, together_s))
-    what = f"than a request's residence ({residence_s:.3g} s)"
+    why = "as long as a request stays"
     if CORRELATIONS * together_s > residence_s:
-        what = (
-            f"than {CORRELATIONS:g} times the {together_s:.3g} s over which its values go together"
+        why = (
+            f"{CORRELATIONS:g} times the {together_s:.3g} s for which its values rise and fall"
+            " together"
         )
     return Blocks(
         window,
         max(1, count),
-        f"the window of {window.seconds:.3g} s has {count} blocks longer {what}, an interval needs"
-        f" {FEWEST_BLOCKS}",
+        f"no interval: {window.seconds:.3g} s have {count} separate parts of more than"
+        f" {least:.3g} s ({why}), {FEWEST_BLOCKS} are needed; measure at least"
+        f" {math.ceil(FEWEST_BLOCKS * least)} s",
     )
 
 

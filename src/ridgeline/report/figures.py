@@ -18,6 +18,7 @@ from ridgeline.report.model import (
     StudyReport,
 )
 
+NO_PRICE = "no price"
 INTENT_DIFFERS_S = 1e-3  # TTFT from intent is shown beside TTFT from this difference at p95 on
 
 
@@ -48,6 +49,8 @@ def bounds(summary: Summary, path: str) -> tuple[float, float] | None:
 
 def missing_reason(summary: Summary, path: str) -> str:
     """Why a figure is None, in words."""
+    if path.startswith("cost.") and summary.throughput.output_tokens_per_s is not None:
+        return NO_PRICE
     found = interval(summary, path)
     return found.reason if found is not None and found.reason else numbers.NOT_MEASURED
 

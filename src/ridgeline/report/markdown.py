@@ -12,7 +12,7 @@ from ridgeline.domain.means import known_mean
 from ridgeline.domain.summary import Interval
 from ridgeline.report import numbers
 from ridgeline.report.account import NOTE, account_table
-from ridgeline.report.figures import comparison_words
+from ridgeline.report.figures import NO_PRICE, comparison_words
 from ridgeline.report.model import Difference, ExperimentRow, StudyReport
 from ridgeline.report.sentence import answer
 from ridgeline.store.run_directory import StoredRun
@@ -115,7 +115,9 @@ def _experiment(row: ExperimentRow, report: StudyReport) -> list[str]:
         figure("itl_s.p50", s.itl_s.p50, numbers.duration),
         figure("itl_s.p95", s.itl_s.p95, numbers.duration),
         figure("throughput.output_tokens_per_s", s.throughput.output_tokens_per_s, numbers.number),
-        numbers.dollars(s.cost.usd_per_million_output_tokens),
+        NO_PRICE
+        if s.cost.usd_per_million_output_tokens is None
+        else numbers.dollars(s.cost.usd_per_million_output_tokens),
         "baseline"
         if row.name == report.baseline
         else _difference(row.against_baseline.get("cost.usd_per_million_output_tokens")),

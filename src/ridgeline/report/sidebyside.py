@@ -23,6 +23,7 @@ DEFINITIONS = (
     ("TPOT", "tpot_s", "(last - first) / (output tokens - 1), one value a request"),
     ("E2E", "e2e_s", "last chunk with content - sending"),
 )
+SAME = "″"  # as in the line above
 TOTAL_OVER_TOKENS = "E2E / n, which contains TTFT (GuideLLM's time_per_output_token)"
 NOT_THERE = "not in the file"
 CAVEAT = (
@@ -142,6 +143,17 @@ def _e2e_over_n(result: ToolResult) -> str:
     return NOT_THERE if own is None or own.value is None else numbers.duration(own.value / 1e3)
 
 
+def printed_lines(found: SideBySide) -> tuple[tuple[str, ...], ...]:
+    """The second table, where what one line shares with the line above is told by a mark."""
+    lines: list[tuple[str, ...]] = []
+    above = ("", "", "", "")
+    for line in found.printed:
+        tool, name, value, about = line
+        lines.append((tool, name, value, SAME if about == above[3] else about))
+        above = line
+    return tuple(lines)
+
+
 def _printed(figure: Printed) -> str:
     return "–" if figure.value is None else f"{numbers.significant(figure.value)} {figure.unit}"
 
@@ -167,7 +179,7 @@ def console(found: SideBySide) -> "Group":
                    title="As each tool prints it", title_justify="left")  # fmt: skip
     for title in ("tool", "figure", "value", "its definition"):
         theirs.add_column(title, overflow="fold", justify="right" if title == "value" else "left")
-    for line in found.printed:
+    for line in printed_lines(found):
         theirs.add_row(*line)
     about = [Text(f"{label}: {words}", style="dim") for label, words in definitions()]
     notes = [Text(f"note: {note}", style="yellow") for note in found.notes]
@@ -191,7 +203,7 @@ def markdown(found: SideBySide) -> str:
         "\n".join(f"- {label}: {about}" for label, about in definitions()),
         CAVEAT,
         "## As each tool prints it",
-        table(("tool", "figure", "value", "its definition"), found.printed),
+        table(("tool", "figure", "value", "its definition"), printed_lines(found)),
     ]
     if found.notes:
         parts.append("\n".join(f"- {note}" for note in found.notes))
@@ -211,7 +223,7 @@ def html(found: SideBySide) -> str:
     )  # fmt: skip
     css = Markup(asset("page.css"))  # noqa: S704 - the package's own file
     return environment.get_template("sidebyside.html.j2").render(
-        found=found, definitions=definitions(), caveat=CAVEAT, css=css
+        found=found, printed=printed_lines(found), definitions=definitions(), caveat=CAVEAT, css=css
     )
 
 

@@ -60,6 +60,11 @@ class Cell:
     alarm: bool = False
     band: str = ""
 
+    @property
+    def is_figure(self) -> bool:
+        """False where words stand in a figure's place: they wrap, and are never struck out."""
+        return self.value[:1] in "0123456789$∞−–"
+
 
 @dataclass(frozen=True, slots=True)
 class TableRow:

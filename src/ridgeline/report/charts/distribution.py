@@ -33,7 +33,11 @@ def distributions(report: StudyReport, chosen: str) -> list[Chart]:
         views = {row.name: _view(report, row, label, limits) for row in rows}
         first = chosen if chosen in views else next(iter(views))
         table = _table(report, rows, label)
-        charts.append(Chart(f"ecdf-{label.lower()}", views, table, 300, first, by_experiment=True))
+        ticks = label == "ITL" and any(row.itl is not None and row.itl.worst_s for row in rows)
+        told = "Ticks below the curves: the worst stalls, one of a request." if ticks else ""
+        charts.append(
+            Chart(f"ecdf-{label.lower()}", views, table, 300, first, by_experiment=True, note=told)
+        )
     return charts
 
 
@@ -121,6 +125,7 @@ def _limit_lines(layout: Json, limit: Limit) -> None:
             8,
             words,
             font={"size": 10, "color": "@bad"},
+            bgcolor="@panel",
             **limit_words_at(at, (low, high)),
         )
     )

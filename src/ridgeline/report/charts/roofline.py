@@ -166,7 +166,8 @@ def _ridge_words(roofs: list[Roof]) -> list[Json]:
                 arrowwidth=0.8,
                 arrowcolor="@muted",
                 ax=-12,
-                ay=-8 - 14 * level,
+                # a line above the roof's own number, which reaches this far where it is narrow
+                ay=-24 - 14 * level,
                 xanchor="right",
             )
         )
