@@ -463,6 +463,16 @@ def journal_holds(path: Path, size: int) -> None:
         time.sleep(0.05)
 
 
+def test_a_server_that_takes_no_images_says_so_before_the_load(
+    url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    args = [*LOAD, "--duration", "1", "--images", "1:64x64"]
+    code, _, err = measure([url, *args], tmp_path / "o", capfd)
+    assert code == 3
+    (line,) = [x for x in err.splitlines() if x.startswith("ridgeline: ")]
+    assert "a test request failed: HTTP 400: the twin of 'twin' takes no images" in line
+
+
 def test_why_a_run_is_void_is_said_once_on_one_console(url: str, tmp_path: Path) -> None:
     """20 requests carry no p99: told by the figures, or by the last line where those are not."""
     args = ["bench", url, *LOAD, "--requests", "20", "--slo", "ttft_p99_ms=900", UNCALIBRATED]

@@ -107,12 +107,12 @@ def test_secrets_are_never_written(command: str, capsys: pytest.CaptureFixture[s
 
 
 def test_harmless_and_unknown_options_are_kept_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    command = "vllm serve Qwen/Qwen3-4B --port 8000 --served-model-name a b --max-num-seq 3"
+    command = "vllm serve Qwen/Qwen3-4B --port 8000 --served-model-name a b --max-num-rows 3"
     text, messages = made(capsys, "--from", f"{command} --wonder-flag 7")
     assert "#   --port 8000" in text
     assert "#   --served-model-name a b" in text
     assert messages.count("\n") == 1
-    assert "--max-num-seq 3 (did you mean max-num-seqs?)" in messages
+    assert "--max-num-rows 3 (did you mean max-num-seqs?)" in messages
     assert "--wonder-flag 7" in messages
     assert "port" not in messages
     assert parse_study(text).baseline.configuration.knobs.given() == {}
@@ -169,6 +169,8 @@ def test_odd_model_names_survive(model: str, capsys: pytest.CaptureFixture[str])
         (["--from", "vllm serve m --max-num-seqs"], "--max-num-seqs needs a value"),
         (["--from", "vllm serve m --max-num-seqs many"], "needs a whole number, not 'many'"),
         (["--from", "vllm serve m --max-num-seqs 1k"], "needs a whole number, not '1k'"),
+        (["--from", "vllm serve m --max-num-seq 64"], "no option (did you mean --max-num-seqs?)"),
+        (["--from", "vllm serve m --max-num-sesq=64"], "no option (did you mean --max-num-seqs?)"),
         (["--from", "vllm serve m --gpu-memory-utilization x"], "needs a number"),
         (["--from", "vllm serve m --gpu-memory-utilization 92"], "<= 1 (share of the memory)"),
         (["--from", "vllm serve m --speculative-config '{'"], "needs JSON"),

@@ -244,4 +244,6 @@ def test_the_verb_shows_it(vllm: FakeVllm, capsys: pytest.CaptureFixture[str],
     assert run(["knobs", "max_num_sequences", "--engine", str(vllm.program)]) == 2
     assert "did you mean 'max_num_seqs'" in capsys.readouterr().err
     assert run(["knobs", "--engine", "/no/such/vllm"]) == 2
-    assert "there is no /no/such/vllm" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "there is no /no/such/vllm" in told
+    assert "scripts/vllm_cpu_env.sh" in told

@@ -1,5 +1,6 @@
 """The twin's HTTP server: the protocol as vLLM speaks it, and the pacing that it claims."""
 
+import base64
 import contextlib
 import json
 import random
@@ -26,8 +27,11 @@ from twin_server_support import (
     unchunk,
 )
 
+from ridgeline.domain.vision import ImageGrid
+from ridgeline.domain.workload import Images
 from ridgeline.engines.twin_server.connection import MAX_UNSENT
 from ridgeline.engines.twin_server.protocol import ApiError, Served, parse_ask, tokenize
+from ridgeline.workload.images import ImageMaker
 
 FIXED = ("--fixed-ttft-ms", "20", "--fixed-itl-ms", "5", "--model", "double")
 
@@ -366,6 +370,8 @@ def test_an_endless_head_is_cut_off(server: Server) -> None:
         {"ignore_eos": "yes"},
         {"stop": "roof"},
         {"stop": ["roof"]},
+        {"stop": ["###", "am ri"]},  # the twin's last word and its first again
+        {"stop": 5},
         {"stop_token_ids": [1]},
         {"suffix": "x"},
         {"truncate_prompt_tokens": 4},
@@ -374,7 +380,8 @@ def test_an_endless_head_is_cut_off(server: Server) -> None:
         {"response_format": {"type": "json_object"}},
         {"logit_bias": {"1": 5}},
         {"cache_salt": "x"},
-        {"priority": 3},
+        {"priority": "high"},
+        {"priority": 1.5},
         {"chat_template": "x"},
         {"n": True},
         {"echo": True},
@@ -402,6 +409,85 @@ def test_what_load_tools_send_along_is_served() -> None:
     }  # fmt: skip
     body = json.dumps({"prompt": "a b", "max_tokens": 8, **fields}).encode()
     assert parse_ask(body, Served("double", 4096), chat=False).output_tokens == 8
+
+
+def test_a_stop_string_that_the_twin_never_says_changes_nothing() -> None:
+    for stop in ("###", ["###", "\n\n"], ["roof slope"]):
+        body = json.dumps({"prompt": "a b", "max_tokens": 8, "stop": stop}).encode()
+        assert parse_ask(body, Served("double", 4096), chat=False).output_tokens == 8
+
+
+def test_a_priority_is_taken_as_vllm_takes_it() -> None:
+    """Under fcfs vLLM takes any and does not look at it; the pacer does so under priority."""
+    for value, taken in ((10, 10), (-3, -3), (0, 0), (None, 0)):
+        body = json.dumps({"prompt": "a b", "priority": value}).encode()
+        assert parse_ask(body, Served("double", 4096), chat=False).priority == taken
+
+
+GRID = ImageGrid(side=32, least=65_536, most=16_777_216)  # that of Qwen3-VL
+
+
+def pictured(*urls: object) -> bytes:
+    parts: list[dict[str, object]] = [{"type": "text", "text": "a b c"}]
+    parts += [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return json.dumps({"messages": [{"role": "user", "content": parts}], "max_tokens": 2}).encode()
+
+
+def data_url(identity: int, images: Images) -> str:
+    (part,) = json.loads(b"[" + ImageMaker(images, "s").parts(identity).removeprefix(b", ") + b"]")
+    url: str = part["image_url"]["url"]
+    return url
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "tokens"), [(512, 512, 16 * 16 + 2), (640, 320, 20 * 10 + 2)]
+)
+def test_an_image_is_as_many_tokens_as_the_models_rule_says(
+    width: int, height: int, tokens: int
+) -> None:
+    images = Images(1, width, height)
+    one, other = data_url(1, images), data_url(2, images)
+    served = Served("vl", 4096, image_grid=GRID)
+    first, again, third = (
+        parse_ask(pictured(url), served, chat=True).prompt for url in (one, one, other)
+    )
+    assert len(first) == 3 + tokens
+    assert first == again  # a prefix cache may know it
+    assert first[:3] == third[:3]
+    assert first[3] != third[3]
+    assert len(parse_ask(pictured(one, other), served, chat=True).prompt) == 3 + 2 * tokens
+
+
+def test_a_jpeg_tells_its_size_in_its_frame() -> None:
+    """SOI, an application's part, a table, then the frame: 8 bits, 320 rows of 640 pixels."""
+    data = bytes.fromhex("ffd8 ffe0 0006 4a464946 ffc4 0004 0011 ffc2 000b 08 0140 0280 01 011100")
+    url = "data:image/jpeg;base64," + base64.b64encode(data).decode()
+    ask = parse_ask(pictured(url), Served("vl", 4096, image_grid=GRID), chat=True)
+    assert len(ask.prompt) == 3 + 20 * 10 + 2
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1/a.png", "the twin fetches nothing"),
+        ("data:image/png;base64,AAAA", "neither a PNG nor a JPEG"),
+        ("data:image/png;base64,%%%", "neither a PNG nor a JPEG"),
+        ("data:image/jpeg;base64,/9j/4A==", "neither a PNG nor a JPEG"),
+        ("data:image/png,AAAA", "in base64"),
+        (None, "data URL"),
+    ],
+)
+def test_an_image_that_cannot_be_read_is_refused(url: object, said: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_ask(pictured(url), Served("vl", 4096, image_grid=GRID), chat=True)
+    assert caught.value.status == 400
+    assert said in caught.value.message
+
+
+def test_a_model_whose_rule_is_not_known_takes_no_images() -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_ask(pictured(data_url(1, Images(1, 64, 64))), Served("text", 4096), chat=True)
+    assert "'text' takes no images" in caught.value.message
 
 
 JSON = st.recursive(

@@ -73,9 +73,9 @@ class Sent:
         self.tokens: dict[Hashable, list[int]] = {}
         self.left: dict[Hashable, int] = {}
 
-    def add(self, key: int, at: int, prompt: int, output: int) -> int:
+    def add(self, key: int, at: int, prompt: int, output: int, priority: int = 0) -> int:
         self.left[key] = output
-        return self.pacer.add(key, ["w"] * prompt, output, at)
+        return self.pacer.add(key, ["w"] * prompt, output, at, priority)
 
     def send(self, key: Hashable, planned: int, count: int) -> None:
         self.tokens.setdefault(key, []).append(planned)
@@ -90,6 +90,16 @@ class Sent:
             if end is not None and due >= end:
                 return
             now = max(now, due)
+
+
+@pytest.mark.parametrize(("policy", "order"), [("priority", [3, 0, 2, 1]), ("fcfs", [0, 1, 2, 3])])
+def test_the_priority_of_a_request_reaches_the_queue(policy: str, order: list[int]) -> None:
+    """One slot, four requests before the first step: by their priority, or as they came."""
+    sent = Sent(TwinPacer(small_twin(scheduling_policy=policy, max_num_seqs=1), origin_ns=0))
+    for key, priority in enumerate((0, 10, 5, -1)):
+        sent.add(key, key + 1, 50, 20, priority)
+    sent.run_to(None)
+    assert sorted(sent.tokens, key=lambda key: sent.tokens[key][0]) == order
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

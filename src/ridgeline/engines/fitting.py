@@ -8,7 +8,7 @@ import numpy as np
 from ridgeline.domain.errors import EndpointError
 from ridgeline.domain.records import MemorySink, RecordSink, RequestRecord
 from ridgeline.domain.run import SilentWatch, Watch
-from ridgeline.domain.workload import Arrivals, Lengths, Prompts, Workload
+from ridgeline.domain.workload import Arrivals, Images, Lengths, Prompts, Workload
 from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.probe import ServerInfo, auth_headers
 from ridgeline.engines.tokenizing import TRIED_WORDS, TokenCounter, exact_fit
@@ -19,6 +19,7 @@ from ridgeline.workload.schedule import Schedule
 PROBE_WORDS = 32  # of the first calibration prompt; the others are sized by what it costs
 PROBE_OUTPUT_TOKENS = 2
 FIT_TOKENS = 768  # of the longest calibration prompt at least, where the model allows
+PICTURED = "images"
 
 Fits = dict[tuple[str, str], TokenFit]  # (model, kind of endpoint) -> how words become tokens
 Send = Callable[[DrivePlan, PromptMaker, RecordSink, Watch], None]
@@ -53,7 +54,7 @@ class PromptFitter:
         self._address = tokenizer
         self._api_key = api_key
         self._fits = fits
-        self._proved: set[str] = set()  # kinds of endpoints that answered a test request
+        self._proved: set[str] = set()  # kinds of endpoints, and of content, that were answered
 
     def calibrate(self, plan: DrivePlan, info: ServerInfo, watch: Watch) -> Calibration:
         """How words become tokens, found out once in a study for each model and kind of endpoint.
@@ -64,13 +65,16 @@ class PromptFitter:
         several lengths are, because the template's constant is seen in short prompts and the cost
         of a word in long ones.
         """
-        if plan.endpoint in self._proved:
-            return Calibration(self._fits.get((info.model, plan.endpoint)), 0, 0, 0)
         asked = _Asked()
+        if plan.endpoint in self._proved:
+            self._prove_images(plan, watch, asked)
+            fit = self._fits.get((info.model, plan.endpoint))
+            return Calibration(fit, asked.requests, asked.prompt_tokens, asked.output_tokens)
         first = self._ask_once(plan, PROBE_WORDS, 0, watch)
         if first is None:
             return Calibration(None, 0, 0, 0)
         asked.add(PROBE_WORDS, first)
+        self._prove_images(plan, watch, asked)
         self._proved.add(plan.endpoint)
         text = _probe_text(plan, PROBE_WORDS, 0)
         key = info.model, plan.endpoint
@@ -82,6 +86,19 @@ class PromptFitter:
         return Calibration(
             self._fits.get(key), asked.requests, asked.prompt_tokens, asked.output_tokens, notes
         )
+
+    def _prove_images(self, plan: DrivePlan, watch: Watch, asked: "_Asked") -> None:
+        """One request with images as the first class that has them sends them: a server that takes
+        none says so now, and not in every request of the run.
+        """
+        kinds = plan.schedule.workload.kinds
+        images = next((kind.prompts.images for kind in kinds if kind.prompts.images), None)
+        if images is None or PICTURED in self._proved:
+            return
+        record = self._ask_once(plan, PROBE_WORDS, asked.requests, watch, images)
+        if record is not None:
+            self._proved.add(PICTURED)
+            asked.count(record)
 
     def _find_fit(
         self, plan: DrivePlan, info: ServerInfo, watch: Watch, asked: "_Asked"
@@ -123,14 +140,19 @@ class PromptFitter:
         return ()
 
     def _ask_once(
-        self, plan: DrivePlan, words: int, number: int, watch: Watch
+        self,
+        plan: DrivePlan,
+        words: int,
+        number: int,
+        watch: Watch,
+        images: Images | None = None,
     ) -> RequestRecord | None:
         """Send one calibration request; None when the user stopped it.
 
         Raises EndpointError when it fails.
         """
         one = Schedule(
-            _probe_workload(plan, words),
+            _probe_workload(plan, words, images),
             np.array([words], dtype=np.int32),
             np.array([PROBE_OUTPUT_TOKENS], dtype=np.int32),
             np.array([-1], dtype=np.int32),
@@ -166,21 +188,25 @@ class _Asked:
     output_tokens: int = 0
     uncounted: bool = False
 
-    def add(self, words: int, record: RequestRecord) -> None:
-        """Take a reply."""
+    def count(self, record: RequestRecord) -> None:
+        """Note what a reply has cost the server."""
         self.requests += 1
         self.output_tokens += record.output_tokens or 0
+        self.prompt_tokens += record.prompt_tokens or 0
+
+    def add(self, words: int, record: RequestRecord) -> None:
+        """Take a reply to words alone."""
+        self.count(record)
         if record.prompt_tokens is None:
             self.uncounted = True
         else:
-            self.prompt_tokens += record.prompt_tokens
             self.samples.append((words, record.prompt_tokens))
 
 
-def _probe_workload(plan: DrivePlan, words: int) -> Workload:
+def _probe_workload(plan: DrivePlan, words: int, images: Images | None = None) -> Workload:
     return Workload(
         Arrivals(users=1),
-        Prompts(Lengths(words)),
+        Prompts(Lengths(words), images=images),
         outputs=plan.schedule.workload.outputs,
         options=plan.schedule.workload.options,
         duration_s=3600.0,

@@ -8,7 +8,7 @@ from ridgeline.domain.summary import PartFigures, Percentiles, SloResult, Summar
 from ridgeline.report import numbers
 from ridgeline.report.model import StudyReport
 
-_HEAD = ("requests", "p50 TTFT", "p95 TTFT", "p50 ITL", "p95 ITL", "output tokens/s", "errors")
+_HEAD = ("requests", "p50 TTFT", "p95 TTFT", "p50 ITL", "p95 ITL", "output tokens/s", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,12 @@ def _steady(notes: Sequence[str]) -> str:
 def _cells(part: PartFigures, *, open_loop: bool) -> tuple[str, ...]:
     first = part.ttft_intent_s if open_loop else part.ttft_s
     counts = part.requests
-    failed = numbers.share(counts.error_rate) if counts.failed else "0"
     return (
         numbers.grouped(str(counts.sent)),
         *(_duration(first, p) for p in ("p50", "p95")),
         *(_duration(part.itl_s, p) for p in ("p50", "p95")),
         numbers.number(part.throughput.output_tokens_per_s),
-        failed,
+        numbers.grouped(str(counts.failed)),
     )
 
 

@@ -5,6 +5,7 @@ a container of the `vllm-openai` image, with what stands before them (environmen
 Secrets are never kept: what follows --api-key and the like is dropped at once.
 """
 
+import difflib
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ from ridgeline.domain.errors import BadInput, nearest
 from ridgeline.domain.knobs import KNOB_NAMES, Knobs
 
 WHERE = "--from"
+MISSPELT = 0.9  # so alike is a mistake; other options of vLLM are less alike to a knob
 _SECRET = re.compile(r"key|token$|secret|password", re.IGNORECASE)
 _SHELL = {"&&", "||", "|", ";", "&", ">", ">>", "2>&1", "2>", "<"}
 _MULTIPLES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
@@ -235,6 +237,7 @@ class _Reader:
         else:
             if name == "config":
                 text += " (the options in it are not read)"
+            _refuse_misspelt(flag, name)
             hint = nearest(name, KNOB_NAMES).replace("_", "-").replace("'", "")
             self.unknown.append(text + hint)
 
@@ -243,6 +246,19 @@ class _Reader:
         if value is None and self.words and not _is_flag(self.words[0]):
             return self.words.pop(0)
         return value or ""
+
+
+def _refuse_misspelt(flag: str, name: str) -> None:
+    """Raise BadInput for a knob that is cut short or misspelt: without it the study would be
+    another one than what runs.
+    """
+    meant = [knob for knob in KNOB_NAMES if knob.startswith(name)]
+    meant = meant or difflib.get_close_matches(name, KNOB_NAMES, n=1, cutoff=MISSPELT)
+    if meant:
+        best = min(meant, key=len).replace("_", "-")
+        raise BadInput(
+            f"{flag} is no option (did you mean --{best}?)", where=WHERE, fix="write it in full"
+        )
 
 
 def _is_flag(word: str) -> bool:

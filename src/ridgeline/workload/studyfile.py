@@ -167,6 +167,11 @@ def explain(
         place = f" in {inside}" if inside else ""
         if not hint:
             hint = f" (known here: {', '.join(known)})" if len(known) <= 20 else ""
+        if inside == "baseline" or inside.endswith(".set"):
+            flag = "--" + str(path[-1]).replace("_", "-")
+            hint += (
+                f"; what is an option of the engine and no knob: launch: {{arguments: [{flag}]}}"
+            )
         return path, f"unknown key {str(path[-1])!r}{place}{hint}", True
     if kind == "missing":
         return path, f"the key {key!r} is missing", True

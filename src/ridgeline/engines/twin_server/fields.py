@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ridgeline.engines.twin_server.words import never_said
+
 
 class FieldError(ValueError):
     """A field that is refused; `name` tells which."""
@@ -46,6 +48,14 @@ def _anything(_: Any) -> bool:
     return True
 
 
+def _integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+def _no_stop(value: Any) -> bool:
+    return value in ([], "") or never_said(value)
+
+
 def _only(*values: Any) -> Test:
     def test(value: Any) -> bool:
         return any(value == v and type(value) is type(v) for v in values)
@@ -60,6 +70,7 @@ _READ: Mapping[str, Test] = {
     "stream_options": _anything,
     "max_tokens": _anything,
     "min_tokens": _whole(0),
+    "priority": _integer,
     "user": _text,
     "request_id": _text,
 }
@@ -90,12 +101,11 @@ _UNCHANGED: Mapping[str, Test] = {
     "tools": _only([]),
     "tool_choice": _only("none"),
     "response_format": _only({"type": "text"}),
-    "stop": _only([], ""),
+    "stop": _no_stop,
     "stop_token_ids": _only([]),
     "bad_words": _only([]),
     "logit_bias": _only({}),
     "suffix": _only(""),
-    "priority": _only(0),
     "return_token_ids": _only(False),
     # vllm-router writes every request anew and adds these, which vLLM does not read
     "no_stop_trim": _only(False),

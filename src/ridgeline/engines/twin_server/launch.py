@@ -71,6 +71,7 @@ def twin_server(listen: Listen, spec: ExperimentSpec, *, model: str | None = Non
         knobs.max_model_len,
         _stop_after(spec),
         prompt_tokens_details=bool(configuration.knobs.enable_prompt_tokens_details),
+        image_grid=twin.shape.image_grid,
     )
     cache = {
         "block_size": str(knobs.block_size),

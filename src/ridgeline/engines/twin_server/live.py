@@ -41,7 +41,12 @@ class TwinPacer:
     # -- Pacer -----------------------------------------------------------------------------------
 
     def add(
-        self, key: Hashable, prompt: Sequence[object], output_tokens: int, arrival_ns: int
+        self,
+        key: Hashable,
+        prompt: Sequence[object],
+        output_tokens: int,
+        arrival_ns: int,
+        priority: int = 0,
     ) -> int:
         """See Pacer."""
         # The simulation may have gone past the arrival by the time that reading it took.
@@ -55,6 +60,7 @@ class TwinPacer:
             group=group,
             shared_tokens=shared,
             sent_ns=now,
+            priority=priority,
         )
         self._requests[key] = request
         self._keys[request.number] = key

@@ -42,11 +42,17 @@ class Pacer(Protocol):
     """Decides when the tokens of the open streams leave."""
 
     def add(
-        self, key: Hashable, prompt: Sequence[object], output_tokens: int, arrival_ns: int
+        self,
+        key: Hashable,
+        prompt: Sequence[object],
+        output_tokens: int,
+        arrival_ns: int,
+        priority: int = 0,
     ) -> int:
         """Take a request in and return the number of the engine that has it.
 
-        `prompt` is its tokens, `arrival_ns` when its last byte came.
+        `prompt` is its tokens, `arrival_ns` when its last byte came. A smaller `priority` comes
+        first, where the engine's policy looks at it.
         """
 
     def deliver(self, now_ns: int, send: Send) -> int | None:
@@ -88,9 +94,14 @@ class FixedPacer:
         self._order = 0
 
     def add(
-        self, key: Hashable, prompt: Sequence[object], output_tokens: int, arrival_ns: int
+        self,
+        key: Hashable,
+        prompt: Sequence[object],
+        output_tokens: int,
+        arrival_ns: int,
+        priority: int = 0,
     ) -> int:
-        """See Pacer."""
+        """See Pacer. There is no queue, so no priority."""
         stream = _Fixed(key, arrival_ns + self._ttft_ns, output_tokens)
         self._open[key] = stream
         self._order += 1

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from ridgeline.domain.vision import ImageGrid
 from ridgeline.engines.twin_server.fields import FieldError, check
+from ridgeline.engines.twin_server.pictures import PictureError, picture_tokens
+from ridgeline.engines.twin_server.words import WORDS, words_from
 
-# What the twin answers with. Plain words: no character of them needs escaping in JSON.
-WORDS = (
-    "ridge", "line", "slope", "roof", "bound", "peak", "batch", "step", "block", "cache",
-    "queue", "chunk", "graph", "kernel", "prompt", "token", "layer", "head", "weight", "stream",
-)  # fmt: skip
 DEFAULT_COMPLETION_TOKENS = 16  # the OpenAI API's own default of max_tokens in /v1/completions
 TOKEN_IDS = 1 << 17
 
@@ -47,17 +45,22 @@ class Served:
 
     `stop_after_tokens`: a chat request without max_tokens ends by itself after that many, because
     a twin has no end-of-sequence token. `prompt_tokens_details`: report cached tokens in usage.
+    `image_grid`: how many tokens an image is; None: images are refused.
     """
 
     model: str
     max_model_len: int
     stop_after_tokens: int = 128
     prompt_tokens_details: bool = False
+    image_grid: ImageGrid | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One generation request, checked. `prompt` holds its tokens: words, or ids as given."""
+    """One generation request, checked. `prompt` holds its tokens: words, or ids as given.
+
+    A smaller `priority` comes first where the engine's policy looks at it, as in vLLM.
+    """
 
     chat: bool
     prompt: Sequence[object]
@@ -67,6 +70,7 @@ class Ask:
     stream: bool
     usage_at_end: bool
     usage_always: bool
+    priority: int = 0
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -90,7 +94,7 @@ def parse_ask(body: bytes, served: Served, *, chat: bool) -> Ask:
     fields = parse_json(body)
     check_model(fields, served)
     check_fields(fields, chat=chat)
-    prompt = _chat_tokens(fields) if chat else _prompt_tokens(fields)
+    prompt = _chat_tokens(fields, served) if chat else _prompt_tokens(fields)
     if not prompt:
         raise ApiError(400, "the prompt is empty", param="messages" if chat else "prompt")
     stream = _flag(fields, "stream")
@@ -102,7 +106,8 @@ def parse_ask(body: bytes, served: Served, *, chat: bool) -> Ask:
             400, f"min_tokens must be at most max_tokens={limit}, not {least}", param="min_tokens"
         )
     output, reason = _output(limit, len(prompt), served, chat=chat)
-    return Ask(chat, prompt, output, limit, reason, stream, at_end, always)
+    priority = fields.get("priority") or 0
+    return Ask(chat, prompt, output, limit, reason, stream, at_end, always, priority)
 
 
 def check_fields(fields: dict[str, Any], *, chat: bool) -> None:
@@ -178,7 +183,7 @@ def _output(
     return room, "length"
 
 
-def _chat_tokens(fields: dict[str, Any]) -> list[str]:
+def _chat_tokens(fields: dict[str, Any], served: Served) -> list[str]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, "messages must be a list with entries", "Bad Request", "messages")
@@ -191,12 +196,28 @@ def _chat_tokens(fields: dict[str, Any]) -> list[str]:
             words += content.split()
         elif isinstance(content, list):
             for part in content:
-                if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-                    raise ApiError(400, "the twin reads text parts only", param="messages")
-                words += part["text"].split()
+                words += _part_tokens(part, served)
         elif content is not None:
             raise ApiError(400, "content must be text or text parts", "Bad Request", "messages")
     return words
+
+
+def _part_tokens(part: Any, served: Served) -> list[str]:
+    """The tokens of one part of a message: its words, or as many as its image is."""
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"]).split()
+    if not isinstance(part, dict) or part.get("type") != "image_url":
+        raise ApiError(400, "the twin reads parts of text and images only", param="messages")
+    if served.image_grid is None:
+        raise ApiError(
+            400,
+            f"the twin of {served.model!r} takes no images: how many tokens one is, is not known",
+            param="messages",
+        )
+    try:
+        return picture_tokens(part.get("image_url"), served.image_grid)
+    except PictureError as error:
+        raise ApiError(400, str(error), param="messages") from None
 
 
 def _prompt_tokens(fields: dict[str, Any]) -> Sequence[object]:
@@ -216,7 +237,7 @@ def tokenize(body: bytes, served: Served) -> bytes:
     """The reply of /tokenize; raises ApiError. Ids are stable hashes of the words."""
     fields = parse_json(body)
     check_model(fields, served)
-    words = _chat_tokens(fields) if "messages" in fields else _prompt_tokens(fields)
+    words = _chat_tokens(fields, served) if "messages" in fields else _prompt_tokens(fields)
     ids = [
         w if isinstance(w, int) else zlib.crc32(str(w).encode(errors="surrogatepass")) % TOKEN_IDS
         for w in words
@@ -296,7 +317,7 @@ class Reply:
                 (self._open, space, word, self._last if last else self._close, b"}\n\n")
             )
         close = self._last if last else self._close
-        return self._open + _text(done, count).encode() + close + self._end(done + count)
+        return self._open + words_from(done, count).encode() + close + self._end(done + count)
 
     def closing(self, done: int, cached: int | None) -> bytes:
         """What follows the last token: the usage event when asked for, then [DONE]."""
@@ -309,7 +330,7 @@ class Reply:
     def whole(self, cached: int | None) -> bytes:
         """The body of a reply that is not streamed."""
         ask = self._ask
-        text = _text(0, ask.output_tokens)
+        text = words_from(0, ask.output_tokens)
         said: dict[str, Any] = (
             {"message": {"role": "assistant", "content": text}} if ask.chat else {"text": text}
         )
@@ -317,8 +338,3 @@ class Reply:
         choice = {"index": 0, **said, **end}
         usage = self.usage(ask.output_tokens, cached)
         return json.dumps({**self._base, "choices": [choice], "usage": usage}).encode()
-
-
-def _text(done: int, count: int) -> str:
-    words = " ".join(WORDS[k % len(WORDS)] for k in range(done, done + count))
-    return f" {words}" if done else words

@@ -341,7 +341,9 @@ class TwinServer:
             if not connection.write(head):
                 self._drop(connection)
                 return
-        stream.engine = self._pacer.add(stream, ask.prompt, ask.output_tokens, arrival)
+        stream.engine = self._pacer.add(
+            stream, ask.prompt, ask.output_tokens, arrival, ask.priority
+        )
         stream.admitted = True
         self._due_ns = 0  # the pacer is asked before the next wait
 
