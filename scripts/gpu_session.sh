@@ -67,7 +67,7 @@ start() {
     state=$(cd "$state" && pwd)
     running "$state" && fail "studies of $state are running already: 'wait' follows them"
     for study in "$@"; do [ -f "$repo/${study%% *}" ] || [ -f "${study%% *}" ] || fail "no study file ${study%% *}"; done
-    rm -f "$state/finished" "$state/child"
+    rm -f "$state/finished" "$state/child" "$state/stopped"
     printf '%s\n' "$@" >"$state/studies"
     setsid "$repo/scripts/gpu_session.sh" _run "$state" "$@" </dev/null >>"$state/log" 2>&1 &
     echo $! >"$state/pid"

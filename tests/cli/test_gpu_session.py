@@ -105,6 +105,18 @@ def test_a_session_that_ended_does_not_keep_the_next_from_beginning(tmp_path: Pa
     assert "are running already: 'wait' follows them" in done.stderr
 
 
+def test_a_stop_that_came_too_late_does_not_end_the_next_session(tmp_path: Path) -> None:
+    """The host went while `stop` waited: its mark lies there when the session is begun again."""
+    study, state = tmp_path / "s.yaml", tmp_path / "state"
+    study.write_text(STUDY)
+    state.mkdir()
+    (state / "stopped").touch()
+    session(tmp_path, "start", str(state), str(study), ridgeline="echo was begun:")
+    told = session(tmp_path, "wait", str(state), "20")
+    assert told.endswith("finished\n")
+    assert "was begun: study" in told
+
+
 def test_what_cannot_work_is_said(tmp_path: Path) -> None:
     for arguments, words in (
         (("start", "state", "nowhere.yaml"), "no study file nowhere.yaml"),

@@ -20,7 +20,7 @@ model: m
 engine: vllm
 {more}
 launch:
-  command: ["{program}", serve, "{{model}}"]
+  command: ["{program}", serve, "{{model}}", {command}]
   environment: {{PYTHONPATH: "{path}"}}
   arguments: [{arguments}]
 workload: {{arrivals: {{users: 1}}, duration_s: 1, warmup_s: 0}}
@@ -53,7 +53,7 @@ def asked(vllm: FakeVllm) -> Catalogue:
 
 def study(vllm: FakeVllm, tmp_path: Path, **parts: str) -> str:
     text = STUDY.format(**{"program": vllm.program, "path": vllm.path, "arguments": "", "more": "",
-                           "baseline": "", "changed": "", **parts})  # fmt: skip
+                           "command": "", "baseline": "", "changed": "", **parts})  # fmt: skip
     (tmp_path / "s.yaml").write_text(text)
     return text
 
@@ -113,7 +113,9 @@ LINES = [
     "m --cudagraph-capture-sizes 1 2 4", "m --cudagraph-capture-sizes 1 x",
     "m --cudagraph-capture-sizes", "m --speculative-config {\"a\":1}", "m --speculative-config {a}",
     "m --speculative-config None", "m --optimization-level 3", "m --watermark 0.1",
-    "m --max-num-seqs -1",
+    "m --max-num-seqs -1", "m --enforce-eager false", "m --enable-prefix-caching false",
+    "m --headless true", "m extra --max-num-seqs 3", "m --max-num-seqs 3 extra",
+    "m --max-num-seqs.foo 3", "m --enforce-eager.x 1", "m --kv-cache-dtype.x=1", "m extra",
 ]  # fmt: skip
 
 
@@ -136,6 +138,17 @@ def test_words_are_judged_as_argparse_judges_them(
     assert (check_words(line.split(), asked(vllm)) is None) == taken
 
 
+def test_a_key_belongs_to_a_json_option(vllm: FakeVllm) -> None:
+    """vLLM's parser makes JSON of it, which argparse alone does not know."""
+    known = asked(vllm)
+    for words in ("--speculative-config.method ngram", "--speculative-config.a.b=1"):
+        assert check_words(["m", *words.split()], known) is None
+    said = check_words(["m", "--max-num-seqs.foo", "3"], known) or ""
+    assert "--max-num-seqs is no JSON option and has no key --max-num-seqs.foo" in said
+    # without a model before it, the word after a switch is the model
+    assert check_words(["--enforce-eager", "m"], known) is None
+
+
 @pytest.mark.parametrize(
     ("parts", "line", "words"),
     [
@@ -146,6 +159,11 @@ def test_words_are_judged_as_argparse_judges_them(
         ({"baseline": "optimization_level: 3, dtype: half"}, 10, ["no option --dtype"]),
         ({"arguments": "--max-num-seqs, many"}, 8, ["takes a whole number, not 'many'"]),
         ({"arguments": "--enforce-eager=yes"}, 8, ["is a switch and takes no value"]),
+        ({"arguments": "--enforce-eager, 'false'"}, 8,
+         ["--enforce-eager is a switch and takes no value ('false' follows it)"]),
+        ({"arguments": "other"}, 8, ["one model is served, and beside '{model}' there is 'other'"]),
+        ({"command": "--max-num-sequences, '8'"}, 6, ["no option --max-num-sequences"]),
+        ({"command": "--max-num-seqs, many"}, 6, ["launch.command", "a whole number, not 'many'"]),
         ({"more": 'engine_version: "0.33.0"'}, 4, ["this is vLLM 0.21.0", "not 0.33.0"]),
     ],
 )  # fmt: skip

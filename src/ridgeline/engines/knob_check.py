@@ -48,8 +48,10 @@ def check_against_engine(configuration: Configuration, command: Sequence[str]) -
         )
     for name, value in configuration.knobs.given().items():
         _refuse(check_words(serve_arguments(Knobs(**{name: value})), known), name)
-    _refuse(check_words(_own_words(command), known), "launch.command")
-    _refuse(check_words(launch.arguments, known), "launch.arguments")
+    own = _own_words(command)
+    _refuse(check_words(own, known), "launch.command")
+    words = [*own, *launch.arguments]
+    _refuse(check_words(words, known), "launch.arguments")
     return None
 
 
@@ -74,16 +76,23 @@ def _own_words(command: Sequence[str]) -> Sequence[str]:
 
 def check_words(words: Sequence[str], known: Catalogue) -> str | None:
     """What is wrong with command-line words, in one line, or None."""
-    rest = list(words)
+    rest, model, before = list(words), None, None
     while rest:
         word = rest.pop(0)
         if not _is_flag(word):
-            continue  # the model
+            if model is not None:
+                return f"vLLM {known.version}: {_too_many(word, model, before)}"
+            model, before = word, None
+            continue
+        before = None
         flag, has_value, value = _split(word)
         option = _option(flag, known)
         if option is None:
             return f"vLLM {known.version} has no option {flag}{_near(flag, known)}"
         if "." in flag:  # a key inside a JSON option; any value
+            if option.kind not in ("json", "other"):
+                whole = flag.split(".", maxsplit=1)[0]
+                return f"vLLM {known.version}: {whole} is no JSON option and has no key {flag}"
             if not has_value and rest:
                 rest.pop(0)
             continue
@@ -95,7 +104,15 @@ def check_words(words: Sequence[str], known: Catalogue) -> str | None:
         )
         if problem is not None:
             return f"vLLM {known.version}: {flag} {problem}"
+        before = flag if option.kind in ("switch", "flag") else None
     return None
+
+
+def _too_many(word: str, model: str, switch: str | None) -> str:
+    """About a word that would be a second model; `switch`: the option just before it, if any."""
+    if switch is not None:
+        return f"{switch} is a switch and takes no value ({word!r} follows it)"
+    return f"one model is served, and beside {model!r} there is {word!r}"
 
 
 def _split(word: str) -> tuple[str, bool, str]:
@@ -110,8 +127,8 @@ def _option(flag: str, known: Catalogue) -> Option | None:
     """The option of a flag, as argparse finds it: exact, or the beginning of only one."""
     flags = known.flags
     if not flag.startswith("--"):
-        if flag in flags:
-            return flags[flag]
+        if (whole := flag.split(".", maxsplit=1)[0]) in flags:  # -cc.mode
+            return flags[whole]
         if flag == "-O":
             return flags.get("--optimization-level")
         return next((o for f, o in flags.items() if len(f) == 2 and flag.startswith(f)), None)
