@@ -14,7 +14,13 @@ from ridgeline.domain.records import records_from_requests
 from ridgeline.domain.run import ClientCheck, RunFacts, Window
 from ridgeline.experiment.binding import measured_limit
 from ridgeline.experiment.estimates import above_graphs_share
-from ridgeline.experiment.measured import account_measured, measured_steps
+from ridgeline.experiment.measured import (
+    ERRORS,
+    MeasuredAccount,
+    account_measured,
+    account_warnings,
+    measured_steps,
+)
 from ridgeline.store.run_directory import read_run
 
 
@@ -147,8 +153,82 @@ def test_gauges_alone_split_the_seconds_into_queue_engine_and_outside() -> None:
 RESULTS = sorted(Path(__file__).parents[2].glob("results/h200/*/*-r[0-9]*/run.json"))
 
 
-def test_the_account_of_every_run_on_the_gpu_closes_within_5_percent() -> None:
-    """By Little's law on the client's stamps, and against the engine's own tokens a step.
+STAGES = {
+    "e2e_mean_s": 0.9, "queue_mean_s": 0.2, "prefill_mean_s": 0.1, "decode_mean_s": 0.5,
+    "first_reading_s": 10.0, "last_reading_s": 40.0, "running_mean": 2.4, "waiting_mean": 0.8,
+}  # fmt: skip
+
+
+def with_stages(**changes: float | None) -> MeasuredAccount:
+    """Four requests a second, each of 1 s at the client, in stages of known length, and a GPU that
+    runs nothing a fifth of the time. By Little's law 0.8 requests wait and 2.4 run.
+    """
+    requests = [request(i, i * 0.25, ttft_s=0.4, gap_s=0.6, tokens=2) for i in range(200)]
+    told = {"engine": {**STAGES, **changes}, "gpus": [{"utilisation": 0.8}]}
+    known = replace(facts(told), window=Window(10 * SECOND, 40 * SECOND))
+    return account_measured(records_from_requests(requests), known, configuration(), 1.0)
+
+
+def test_the_servers_stages_and_what_is_left_over_are_the_seconds() -> None:
+    found = with_stages()
+    assert found.seconds == pytest.approx({
+        "client": 0.0, "network_http": 0.1, "api_server": 0.1, "queue": 0.2,
+        "prefill": 0.8 * 0.1, "decode": 0.8 * 0.5, "gpu_idle": 0.2 * 0.6,
+    }, abs=2e-3)  # fmt: skip
+    busy_front = with_stages(decode_mean_s=0.3, prefill_mean_s=0.05).seconds
+    assert busy_front["api_server"] == pytest.approx(0.35, abs=2e-3)
+    assert busy_front["network_http"] == pytest.approx(0.1, abs=2e-3)
+    assert {name: found.steps[name] for name in ERRORS} == pytest.approx(
+        dict.fromkeys(ERRORS, 0.0), abs=0.01
+    )
+    assert account_warnings(found.steps) == ()
+
+
+@pytest.mark.parametrize(("changes", "off"), [
+    ({"queue_mean_s": 1.0}, {"residual_error": -0.7, "queue_error": 0.8}),
+    ({"e2e_mean_s": 2.7}, {"residual_error": -1.7}),
+    ({"e2e_mean_s": 0.45, "decode_mean_s": 0.05}, {"engine_error": -0.45}),
+    ({"waiting_mean": 2.0}, {"queue_error": -0.3}),
+    ({"running_mean": 0.8}, {"engine_error": 0.4}),
+])  # fmt: skip
+def test_figures_of_the_server_that_cannot_be_true_are_told(
+    changes: dict[str, float], off: dict[str, float]
+) -> None:
+    """Whatever it says, the parts add up to the E2E, for they are scaled; the errors are not."""
+    found = with_stages(**changes)
+    assert sum(found.seconds.values()) == pytest.approx(1.0, abs=1e-6)
+    wrong = {name: found.steps[name] for name in ERRORS if abs(found.steps[name]) > 0.05}
+    assert wrong == pytest.approx(off, abs=0.01)
+    assert len(account_warnings(found.steps)) == len(off)
+
+
+def test_the_scaling_to_another_set_of_requests_is_told() -> None:
+    requests = [request(i, i * 0.25, ttft_s=0.4, gap_s=0.6, tokens=2) for i in range(200)]
+    known = replace(facts({"engine": STAGES}), window=Window(10 * SECOND, 40 * SECOND))
+    found = account_measured(records_from_requests(requests), known, configuration(), 0.87)
+    assert found.steps["scale_error"] == pytest.approx(-0.13, abs=1e-3)
+    assert found.seconds["queue"] == pytest.approx(0.87 * 0.2, abs=2e-3)
+    assert "off by -13.0 %" in account_warnings(found.steps)[0]
+
+
+def test_real_readings_of_a_server_bent_are_convicted() -> None:
+    """results/h200/knobs/seqs-64-r2 with the server's figures multiplied: none passes."""
+    run = read_run(RESULTS[0].parents[2] / "knobs" / "seqs-64-r2")
+    assert run.facts is not None
+    assert run.summary is not None
+    for bent in (("queue", 5.0), ("e2e", 3.0), ("decode", 3.0), ("decode", 0.1)):
+        told = run.facts.server["telemetry"]
+        name = f"{bent[0]}_mean_s"
+        engine = {**told["engine"], name: told["engine"][name] * bent[1]}
+        changed = replace(run.facts, server={"telemetry": {**told, "engine": engine}})
+        e2e_s = run.summary.e2e_s.mean
+        found = account_measured(run.records(), changed, run.meta.configuration, e2e_s)
+        worst = max(abs(found.steps[n]) for n in ERRORS if n != "scale_error")
+        assert worst > 0.3, bent
+
+
+def test_the_requests_of_every_run_on_the_gpu_obey_littles_law_within_5_percent() -> None:
+    """On the client's stamps alone, and against the engine's own tokens a step.
 
     Not the latter in the probe: tokens a step stand for requests in decode only while the engine
     steps without a pause and no chunk waits in the API server, which its loads (one user, 200) are
@@ -160,6 +240,42 @@ def test_the_account_of_every_run_on_the_gpu_closes_within_5_percent() -> None:
         assert abs(steps["closure_error"]) < 0.05, path
         if path.parents[1].name != "probe":
             assert abs(steps["decode_error"]) < 0.05, path
+
+
+# Valid runs whose account is off by more than 5 %. scale_error: a window of 15 s holds few requests
+# of several seconds, and those that ended between two readings are others. queue_error: a queue
+# that grew or shrank meanwhile. engine_error: the gauge is read when the front end answers, which a
+# busy one does when little runs; in the probe also at one user.
+OFF = {
+    "scale_error": {"eager-r1", "eager-r2", "seqs-64-r2", "seqs-64-r3", "users-250-r1",
+                    "users-250-r3", "long-budget-1024-r1", "shared-cached-r1"},
+    "queue_error": {"eager-r1", "seqs-64-r1"},
+    "engine_error": {"seqs-128-r1", "seqs-128-r3", "crowd-r1", "mixed-1024-r1", "no-graph-r1",
+                     "one-long-r1", "one-short-r1"},
+    "residual_error": set(),
+}  # fmt: skip
+
+
+def test_which_accounts_of_the_runs_on_the_gpu_are_off_is_known() -> None:
+    """Recomputed from records and readings, as they stand in the stored figures with a warning."""
+    off: dict[str, set[str]] = {name: set() for name in ERRORS}
+    with_stages_told = 0
+    for path in RESULTS:
+        run = read_run(path.parent)
+        assert run.facts is not None
+        assert run.summary is not None
+        e2e_s = run.summary.e2e_s.mean
+        found = account_measured(run.records(), run.facts, run.meta.configuration, e2e_s).steps
+        errors = {name: found[name] for name in ERRORS if name in found}
+        stored = run.summary.steps
+        assert errors == pytest.approx({n: v for n, v in stored.items() if n in ERRORS}), path
+        assert set(account_warnings(errors)) <= set(run.summary.verdict.warnings), path
+        with_stages_told += bool(errors)
+        for name, error in errors.items():
+            if abs(error) > 0.05 and run.valid:
+                off[name].add(path.parent.name)
+    assert with_stages_told == 48
+    assert off == OFF
 
 
 def test_the_largest_closure_error_is_what_its_records_say() -> None:

@@ -5,6 +5,9 @@ that exports vLLM's histograms tells queue, prefill and decode of the requests t
 what its front end adds is its own end-to-end time minus those; what the client saw beyond that
 passed between them (network, HTTP, a proxy). Without histograms, but with gauges, the engine is one
 part, and all outside it another.
+
+The parts that are shown add up to a request's mean E2E because they are scaled to it. What speaks
+for them is told apart from that, before any value is cut off at zero or scaled (ERRORS).
 """
 
 from collections.abc import Mapping
@@ -27,14 +30,28 @@ PARTS = (
     "engine", "gpu_idle",
 )  # fmt: skip
 
+# What is wrong with an account, by name: its words. Each compares two things that nothing forces to
+# agree; 0 is agreement.
+ERRORS = {
+    "residual_error": "the server's stages outlast its own total or the client's, by this share of"
+    " a request's time",
+    "queue_error": "queue times against the gauge of waiting requests, of those in flight",
+    "engine_error": "prefill and decode times against the gauge of running requests, of those in"
+    " flight",
+    "scale_error": "the time that the window's requests took against that of the requests that the"
+    " server's stage times are of",
+}
+ERROR_LIMIT = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredAccount:
     """`seconds`: a mean request's by PARTS, adding up to its mean E2E (and client before it).
 
-    `steps`: see `measured_steps`, with `closure_error` of Little's law, `decode_error` (requests
-    that stream at the client against the engine's tokens a step, as a share of those in flight)
-    and `client_share` (of a request's time from when it was due).
+    `steps`: see `measured_steps`, with `closure_error` of Little's law on the client's own stamps,
+    `decode_error` (requests that stream at the client against the engine's tokens a step, as a
+    share of those in flight), `client_share` (of a request's time from when it was due) and, where
+    the server tells its stages, those of ERRORS.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -57,6 +74,7 @@ def account_measured(
     late = _lateness_s(records, facts)
     if late is not None:
         steps["client_share"] = late / (late + e2e_s)
+    steps |= _errors(records, _engine(facts), held, e2e_s)
     shares = _shares(records, _engine(facts), held)
     if not shares:
         return MeasuredAccount({}, steps)
@@ -111,21 +129,83 @@ def _lateness_s(records: RunRecords, facts: RunFacts) -> float | None:
     return max(0.0, float(np.mean((sent - records.intended_ns)[rows]))) / 1e9
 
 
+def account_warnings(steps: Mapping[str, float]) -> tuple[str, ...]:
+    """What of an account's ERRORS is too large for it to be relied on, in words."""
+    return tuple(
+        f"the account of seconds is off by {100 * steps[name]:+.1f} % ({words})"
+        for name, words in ERRORS.items()
+        if abs(steps.get(name, 0.0)) > ERROR_LIMIT
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """What the server tells of the requests that it finished between two readings, in seconds.
+
+    `stay`: the client's mean time from sent to last chunk of those that ended in the same span;
+    `rate`: how many of them ended a second.
+    """
+
+    e2e: float
+    queue: float
+    prefill: float
+    decode: float
+    stay: float
+    rate: float
+
+    @property
+    def inside(self) -> float:
+        return self.queue + self.prefill + self.decode
+
+
+def _stages(records: RunRecords, engine: Mapping[str, Any]) -> _Stages | None:
+    told = [engine.get(f"{name}_mean_s") for name in ("e2e", "queue", "prefill", "decode")]
+    begin, end = engine.get("first_reading_s"), engine.get("last_reading_s")
+    if begin is None or end is None:
+        return None
+    stay = mean_stay_s(records, begin, end)
+    if not stay or any(value is None for value in told):
+        return None
+    ended = records.ok & (records.last_ns >= begin * 1e9) & (records.last_ns < end * 1e9)
+    e2e, queue, prefill, decode = (float(value) for value in told if value is not None)
+    rate = float(ended.sum()) / (end - begin)
+    return _Stages(e2e, queue, prefill, decode, stay, rate)
+
+
+def _errors(
+    records: RunRecords, engine: Mapping[str, Any], held: Occupancy, e2e_s: float
+) -> dict[str, float]:
+    """ERRORS, of the server's figures as they are; empty where it does not tell its stages.
+
+    The front end's part and the network's are what is left over (of the server's time, of the
+    client's). Left over may be nothing, never less: `residual_error` is what lies below zero.
+    queue_error and engine_error hold the histograms against the gauges by Little's law, with the
+    client's rate.
+    """
+    told = _stages(records, engine)
+    if told is None:
+        return {}
+    below = min(0.0, told.stay - told.e2e) + min(0.0, told.e2e - told.inside)
+    found = {"residual_error": below / told.stay, "scale_error": e2e_s / told.stay - 1}
+    running, waiting = engine.get("running_mean"), engine.get("waiting_mean")
+    if running is not None and waiting is not None:
+        expected = told.rate * told.queue, told.rate * (told.prefill + told.decode)
+        found["queue_error"] = (expected[0] - waiting) / held.in_flight
+        found["engine_error"] = (expected[1] - running) / held.in_flight
+    return found
+
+
 def _shares(records: RunRecords, engine: Mapping[str, Any], held: Occupancy) -> dict[str, float]:
     """Shares of a request's time from sent to last chunk; they add up to 1. Empty without any."""
-    stages = {name: engine.get(f"{name}_mean_s") for name in ("e2e", "queue", "prefill", "decode")}
-    span = [engine.get("first_reading_s"), engine.get("last_reading_s")]
-    if all(value is not None for value in (*stages.values(), *span)):
-        stay = mean_stay_s(records, *span)  # type: ignore[arg-type]
-        inside = sum(stages[name] for name in ("queue", "prefill", "decode"))  # type: ignore[misc]
-        if stay:
-            seconds = {
-                "network_http": max(0.0, stay - stages["e2e"]),  # type: ignore[operator]
-                "api_server": max(0.0, stages["e2e"] - inside),  # type: ignore[operator]
-                **{name: float(stages[name]) for name in ("queue", "prefill", "decode")},  # type: ignore[arg-type]
-            }
-            whole = sum(seconds.values())
-            return {name: value / whole for name, value in seconds.items()} if whole else {}
+    told = _stages(records, engine)
+    if told is not None:
+        seconds = {
+            "network_http": max(0.0, told.stay - told.e2e),
+            "api_server": max(0.0, told.e2e - told.inside),
+            "queue": told.queue, "prefill": told.prefill, "decode": told.decode,
+        }  # fmt: skip
+        whole = sum(seconds.values())
+        return {name: value / whole for name, value in seconds.items()} if whole else {}
     running, waiting = engine.get("running_mean"), engine.get("waiting_mean")
     if running is None or waiting is None:
         return {}

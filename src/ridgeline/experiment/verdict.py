@@ -37,6 +37,7 @@ from ridgeline.experiment.counts import (
 )
 from ridgeline.experiment.evidence import Doubt, Evidence, ms
 from ridgeline.experiment.loadsteps import of_steps, steps_not_reached, unsteady
+from ridgeline.experiment.measured import account_warnings
 from ridgeline.experiment.steady import silent, trend, warmed_up, window_too_short
 
 __all__ = ["Doubt", "Evidence", "judge", "trend"]
@@ -258,6 +259,12 @@ def gpu_disturbed(e: Evidence) -> Iterator[Doubt]:
             )
 
 
+def account_is_off(e: Evidence) -> Iterator[Doubt]:
+    """The server's stages do not agree with its gauges, its own total or the client's."""
+    for text in account_warnings(e.summary.steps):
+        yield Doubt(text, void=False)
+
+
 RULES = (
     nothing_to_measure,
     server_faults,
@@ -278,5 +285,6 @@ RULES = (
     other_prompts,
     other_lengths,
     gpu_disturbed,
+    account_is_off,
     not_checked,
 )

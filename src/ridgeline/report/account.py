@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ridgeline.experiment.measured import ERRORS
 from ridgeline.report import numbers
 from ridgeline.report.model import ExperimentRow, StudyReport
 
@@ -20,13 +21,16 @@ PARTS = {
     "front_end_out": "front end out",
 }
 NOTE = (
-    "Mean seconds of a request, by where it was; they add up to its mean E2E, and the client's "
-    'part lies before it. "Outside the engine" is from client to engine and back where the server '
+    "Mean seconds of a request, by where it was; they add up to its mean E2E because they are "
+    'scaled to it, and the client\'s part lies before it. What speaks for them is "off by": the '
+    "largest of how far the server's stages outlast its total or the client's, of its queue and "
+    "engine times against its gauges, and of the scaling. "
+    '"Outside the engine" is from client to engine and back where the server '
     'does not tell network, HTTP and API server apart. "In the engine, GPU idle" is the time in '
     "which no kernel ran, by nvidia-smi's utilisation, and is in no other part. Closes within: "
     "Little's law on the client's stamps (requests in flight against rate times stay). Tokens: "
-    "requests that stream at the client against the engine's own tokens a step. Both are the worst "
-    "repeat's."
+    "requests that stream at the client against the engine's own tokens a step. All three are of "
+    "the worst repeat."
 )
 
 
@@ -42,6 +46,7 @@ def account_table(report: StudyReport) -> tuple[list[str], list[Sequence[str]]] 
         "mean E2E",
         "closes within",
         "tokens",
+        "off by",
         "binds",
     ]
     return head, [_line(row, names) for row in rows]
@@ -66,8 +71,15 @@ def _line(row: ExperimentRow, names: Sequence[str]) -> list[str]:
         numbers.duration(row.summary.e2e_s.mean),
         numbers.percent(_step(row, "closure_error"), signed=True),
         numbers.percent(_step(row, "decode_error"), signed=True),
+        numbers.percent(_off_by(row), signed=True),
         row.summary.binding_limit or "",
     ]
+
+
+def _off_by(row: ExperimentRow) -> float | None:
+    """The largest of the account's errors that nothing forces to be small."""
+    found = [error for name in ERRORS if (error := _step(row, name)) is not None]
+    return max(found, key=abs, default=None)
 
 
 def _seconds(row: ExperimentRow) -> dict[str, float]:
