@@ -75,3 +75,14 @@ def test_a_run_that_was_not_run_says_so_once(tmp_path: Path) -> None:
     page = (tmp_path / "page.md").read_text()
     assert "- unique-r4: not run: it would exceed 7.5 GPU minutes" in page.splitlines()
     assert row(page, "unique", "Experiments")[8] == "3 of 4"
+
+
+def test_how_far_the_servers_stages_are_off_stands_in_the_account(tmp_path: Path) -> None:
+    """seqs-64 of the second session: scaled by 13 %, and the warning names it."""
+    assert verb([RESULTS.parent / "knobs"], markdown=tmp_path / "page.md", quiet=True) == 0
+    text = (tmp_path / "page.md").read_text()
+    head = next(line for line in text.splitlines() if "| closes within |" in line)
+    place = [cell.strip() for cell in head.split("|")].index("off by")
+    cells = row(text, "seqs-64", "Where a request's seconds went")
+    assert cells[place - 1] == "−13 %"
+    assert "the account of seconds is off by -13.2 %" in text

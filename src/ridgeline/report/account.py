@@ -22,7 +22,8 @@ PARTS = {
 }
 NOTE = (
     "Mean seconds of a request, by where it was; they add up to its mean E2E because they are "
-    'scaled to it, and the client\'s part lies before it. What speaks for them is "off by": the '
+    "scaled to it, and the client's part lies before it. What speaks for them, where the server "
+    'tells its stages, is "off by": the '
     "largest of how far the server's stages outlast its total or the client's, of its queue and "
     "engine times against its gauges, and of the scaling. "
     '"Outside the engine" is from client to engine and back where the server '
@@ -46,10 +47,10 @@ def account_table(report: StudyReport) -> tuple[list[str], list[Sequence[str]]] 
         "mean E2E",
         "closes within",
         "tokens",
-        "off by",
+        *(["off by"] if (staged := any(_off_by(row) is not None for row in rows)) else []),
         "binds",
     ]
-    return head, [_line(row, names) for row in rows]
+    return head, [_line(row, names, staged=staged) for row in rows]
 
 
 def closes_within(report: StudyReport) -> tuple[float, str] | None:
@@ -62,7 +63,7 @@ def closes_within(report: StudyReport) -> tuple[float, str] | None:
     return max(found, default=None)
 
 
-def _line(row: ExperimentRow, names: Sequence[str]) -> list[str]:
+def _line(row: ExperimentRow, names: Sequence[str], *, staged: bool) -> list[str]:
     assert row.summary is not None
     seconds = _seconds(row)
     return [
@@ -71,7 +72,7 @@ def _line(row: ExperimentRow, names: Sequence[str]) -> list[str]:
         numbers.duration(row.summary.e2e_s.mean),
         numbers.percent(_step(row, "closure_error"), signed=True),
         numbers.percent(_step(row, "decode_error"), signed=True),
-        numbers.percent(_off_by(row), signed=True),
+        *([numbers.percent(_off_by(row), signed=True)] if staged else []),
         row.summary.binding_limit or "",
     ]
 
