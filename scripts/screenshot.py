@@ -33,7 +33,7 @@ def main() -> int:
     try:
         from playwright.sync_api import sync_playwright  # noqa: PLC0415  only needed here
     except ModuleNotFoundError:
-        print("playwright is not installed: `make test` installs it", file=sys.stderr)
+        print("playwright is not installed: `make .venv/.dev` installs it", file=sys.stderr)
         return 1
 
     with sync_playwright() as playwright:

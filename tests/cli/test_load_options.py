@@ -1,8 +1,11 @@
 """The load options of `ridgeline bench`: what they mean, and one line for each mistake."""
 
+import re
+
 import pytest
 
 from ridgeline.cli.loadoptions import LoadOptions, arrivals_of, classes_of
+from ridgeline.cli.main import VERBS, run
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.slo import Limit
 from ridgeline.domain.workload import Arrivals, Lengths, LoadStep, Outputs, Prompts, SharedPrefix
@@ -82,3 +85,18 @@ def test_a_wrong_class_is_one_line(texts: list[str], words: str) -> None:
         classes_of(texts, Prompts(), Outputs())
     assert words in str(caught.value)
     assert "--class" in str(caught.value)
+
+
+OF_OTHER_TOOLS = {"bench": {"--save-detailed"}}  # vLLM's own benchmark has it
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_help_names_no_raw_type_and_no_option_that_the_verb_does_not_have(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([verb, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert not re.search(r"^  -.*<(\w+ range|str|path|int|float)>", shown, re.MULTILINE)
+    named = set(re.findall(r"--[a-z][a-z-]*[a-z]", re.sub(r"-\n\s+", "-", shown)))
+    own = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", shown, re.MULTILINE))
+    assert named - own == OF_OTHER_TOOLS.get(verb, set())

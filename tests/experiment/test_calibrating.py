@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.calibrate import _warnings
+from ridgeline.cli.calibrate import NAMES, _warnings
 from ridgeline.cli.main import run
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines.twin import FREE, calibrated, known_constants, twin_of
 from ridgeline.experiment.calibrating import (
+    FIGURES,
+    Calibration,
     Observation,
     calibrate,
     errors_of,
@@ -24,6 +26,7 @@ from ridgeline.experiment.probe import TOLD_BY
 from ridgeline.store.run_directory import read_run
 from ridgeline.workload.studyfile import load_study
 
+PROBE = Path(__file__).parents[2] / "results" / "h200" / "probe"
 LOAD = Workload(
     Arrivals(users=24), Prompts(Lengths(128, 0.5)), Outputs(Lengths(32, 0.5)),
     duration_s=4.0, warmup_s=1.0, seed=3,
@@ -91,6 +94,32 @@ def test_a_constant_that_no_run_touches_is_not_informed():
     assert found.constants["eager_launch_ns_per_layer"] == pytest.approx(
         start.eager_launch_ns_per_layer, rel=0.02
     )
+
+
+def test_a_run_that_the_fit_made_worse_is_told_with_both_errors():
+    start = known_constants(Configuration("Qwen3-4B", Knobs(), gpu="H200-SXM"))
+    good, bad = observation("quiet", start), observation("crowd", start)
+    before = {**bad.figures, "itl_p50_s": 0.95 * bad.figures["itl_p50_s"]}
+    after = {**bad.figures, "itl_p50_s": 2.5 * bad.figures["itl_p50_s"],
+             "ttft_p50_s": 1.05 * bad.figures["ttft_p50_s"]}  # fmt: skip
+    found = Calibration(
+        gpu="H200-SXM", model="Qwen3-4B", constants={}, errors={}, observations=(good, bad),
+        before=(good.figures, before), after=(good.figures, after),
+    )  # fmt: skip
+    (line,) = _warnings(found)
+    assert line.startswith("crowd is further off with the fitted constants than with the prior's")
+    assert "(ITL p50 -5% -> +150%)" in line
+
+
+def test_every_figure_of_a_fit_has_a_name():
+    assert set(NAMES) == set(FIGURES)
+
+
+def test_runs_of_a_model_in_a_folder_that_is_not_here_name_the_option(capsys):
+    assert run(["calibrate", str(PROBE)]) == 2
+    said = capsys.readouterr().err
+    assert "calibrate: unknown model 'models/qwen3-4b-shape'" in said
+    assert "--model NAME" in said
 
 
 def test_every_free_constant_has_a_load_that_tells_it():

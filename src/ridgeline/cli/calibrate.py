@@ -17,6 +17,7 @@ NAMES = {
     "output_tokens_per_s": "output tokens/s",
     "itl_mean_s": "ITL mean", "itl_p50_s": "ITL p50", "itl_p95_s": "ITL p95",
     "ttft_mean_s": "TTFT mean", "ttft_p50_s": "TTFT p50", "ttft_p95_s": "TTFT p95",
+    "tokens_per_chunk": "tokens a chunk",
 }  # fmt: skip
 
 
@@ -84,13 +85,25 @@ def calibrate(
 
 
 def _warnings(found: "Calibration") -> list[str]:
-    """What these runs cannot tell, each constant with the traffic that would."""
+    """Figures that the fit made worse, and what these runs cannot tell, each constant with the
+    traffic that would.
+    """
+    from ridgeline.experiment.calibrating import worse_after  # noqa: PLC0415
     from ridgeline.experiment.probe import TOLD_BY  # noqa: PLC0415
 
+    by_run: dict[str, list[str]] = {}
+    for run, name, before, after in worse_after(found):
+        by_run.setdefault(run, []).append(f"{NAMES[name]} {before:+.0%} -> {after:+.0%}")
+    worse = [
+        f"{run} is further off with the fitted constants than with the prior's"
+        f" ({', '.join(figures)}): it pulls against the other runs; see whether it was disturbed,"
+        " or fit without it"
+        for run, figures in by_run.items()
+    ]
     silent = [name for name in found.constants if name not in found.informed]
     if not silent:
-        return []
-    lines = [
+        return worse
+    lines = worse + [
         f"{name} stays at its prior: these runs do not tell it (its error would be"
         f" {found.errors[name]:.0%}); what would: {TOLD_BY[name]}"
         for name in silent

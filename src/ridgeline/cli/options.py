@@ -71,7 +71,9 @@ Users = Annotated[
     ),
 ]
 Rate = Annotated[float | None, typer.Option(metavar="R", help="Open loop: R requests per second.")]
-Process = Annotated[ArrivalLaw, typer.Option(help="Arrivals of --rate.")]
+Process = Annotated[
+    ArrivalLaw, typer.Option(help="The law by which an open loop's requests arrive.")
+]
 Burstiness = Annotated[
     float, typer.Option(metavar="B", help="Shape of --process gamma; smaller is burstier.")
 ]
@@ -144,7 +146,9 @@ OutputTokens = Annotated[
 ]
 Spread = Annotated[
     float,
-    typer.Option(min=0, max=1, help="Lengths vary evenly by this share of them, both ways."),
+    typer.Option(
+        metavar="S", min=0, max=1, help="Lengths vary evenly by this share of them, both ways."
+    ),
 ]
 IgnoreEos = Annotated[
     bool, typer.Option("--ignore-eos", help="Ask for exactly as many output tokens.")

@@ -23,9 +23,10 @@ def twin(
     ] = None,
     *,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+        int,
+        typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 takes a free one."),
     ] = 0,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="A", help="Address to listen on.")] = "127.0.0.1",
     experiment: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Serve this experiment instead of the baseline."),
@@ -38,9 +39,12 @@ def twin(
         float | None,
         typer.Option(metavar="I", help="Then a token every I ms. Both options go together."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Serve under this model name.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="M", help="Serve under this model name.")
+    ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(min=2, help="Longest request in tokens, with fixed latencies.")
+        int | None,
+        typer.Option(metavar="N", min=2, help="Longest request in tokens, with fixed latencies."),
     ] = None,
     log_sends: Annotated[
         Path | None,

@@ -17,6 +17,7 @@ from ridgeline.domain.bands import TOKENS, value_at
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import Sample, take_sample, throughput
+from ridgeline.domain.model import shape
 from ridgeline.domain.records import Floats, MemorySink
 from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.summary import Throughput
@@ -44,6 +45,7 @@ PATHS: Mapping[str, str] = {
     "output_tokens_per_s": TOKENS,
     **{n: f"{n[:-2].replace('_', '_s.')}" for n in FIGURES if n.startswith(("itl", "ttft"))},
 }  # fmt: skip
+WORSE = 0.1  # a share of a figure: more than the noise of a run
 LEAST = 0.02  # no figure is known better than the noise of a repeat
 # A simulation is not smooth: whether outputs are merged jumps with a constant.
 STEP, EVALUATIONS = 0.15, 25
@@ -167,6 +169,18 @@ def read_observations(folders: Iterable[Path], model: str | None = None) -> tupl
     return found
 
 
+def _ensure_shape(name: str) -> None:
+    """Raise BadInput where the shape of a served model is not known here."""
+    try:
+        shape(name)
+    except BadInput as error:
+        raise BadInput(
+            error.what, where="calibrate",
+            fix="say which model has the shape that was served: --model NAME, or a folder with its"
+            " config.json",
+        ) from None  # fmt: skip
+
+
 def _runs_in(folder: Path) -> list[StoredRun]:
     if is_finished(folder):
         return [read_run(folder)]
@@ -257,7 +271,12 @@ def calibrate(
     said: Said = lambda what: None,
     names: Sequence[str] = FREE,
 ) -> Calibration:
-    """Fit the named constants to the observations, which are of one GPU."""
+    """Fit the named constants to the observations, which are of one GPU.
+
+    Raises BadInput where the shape of a model is not known here.
+    """
+    for name in sorted({o.configuration.model for o in observations}):
+        _ensure_shape(name)
     first = observations[0].configuration
     base = known_constants(first)
     count = 0
@@ -303,3 +322,20 @@ def errors_of(calibration: Calibration) -> dict[str, tuple[float, float, int]]:
             mean = np.nanmean(np.abs(rows), axis=0)
             found[name] = (float(mean[0]), float(mean[1]), len(rows))
     return found
+
+
+def worse_after(calibration: Calibration) -> list[tuple[str, str, float, float]]:
+    """(run, figure, error before, error after) where the fit made one WORSE and more, worst first.
+
+    Such a run pulls against the others: what it had is not in the model, or it was disturbed.
+    """
+    found = [
+        (o.name, name, b[name] / o.figures[name] - 1, a[name] / o.figures[name] - 1)
+        for o, b, a in zip(
+            calibration.observations, calibration.before, calibration.after, strict=True
+        )
+        for name in FIGURES
+        if name in o.figures and name in a and name in b
+    ]
+    worse = [one for one in found if abs(one[3]) > abs(one[2]) + WORSE]
+    return sorted(worse, key=lambda one: -abs(one[3]))
