@@ -188,6 +188,9 @@ def _to_json(result: "PlanResult") -> dict[str, Any]:
         "measured": [{"experiment": h.experiment, "figure": h.path, "measured": h.measured,
                       "predicted": h.predicted, "low": h.low, "high": h.high,
                       "refused": h.refused, "outside": h.outside} for h in result.held],
+        "throughputs_held": {"outside": result.agreement.outside,
+                             "of": result.agreement.known,
+                             "expected": result.agreement.expected},
         "ranking_demoted": result.demoted,
         "notes": list(result.notes),
     }  # fmt: skip

@@ -124,17 +124,26 @@ def _against_measured(result: "PlanResult") -> list[Any]:
         words = path_words(one.path)
         found.add_row(
             one.experiment, words, form(one.measured), predicted, band,
-            "✗ outside" if one.outside else "inside",
+            {True: "✗ outside", False: "inside", None: "not known"}[one.outside],
         )  # fmt: skip
     lines: list[Any] = ["", found]
     outside = [h for h in result.held if h.outside and h.path == TOKENS]
-    if outside:
-        worst = ", ".join(dict.fromkeys(h.experiment for h in outside))
+    agreed = result.agreement
+    count = (
+        f"{agreed.outside} of {agreed.known} throughputs outside their 90 % band,"
+        f" {agreed.expected:.2g} expected"
+    )
+    if result.demoted:
+        worst = ", ".join(dict.fromkeys(h.experiment for h in outside)) or "no experiment"
         lines.append(
-            f"[bold]✗ The twin is contradicted[/bold]: throughput of {worst} was measured outside"
-            " its band. Its ranking below is demoted: calibrate it on these runs first"
-            " (`ridgeline calibrate`), or measure the candidates."
+            f"[bold]✗ The twin is contradicted[/bold]: {count} ({worst}). Its ranking below is"
+            " demoted: calibrate it on these runs first (`ridgeline calibrate`), or measure the"
+            " candidates."
         )
+    elif agreed.known:
+        lines.append(f"Not contradicted: {count}.")
+    else:
+        lines.append("Not known whether the twin agrees: no throughput has a band.")
     return lines
 
 

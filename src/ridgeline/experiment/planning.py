@@ -24,7 +24,7 @@ from ridgeline.experiment.capacity import (
     memory_of,
     missing_bytes,
 )
-from ridgeline.experiment.heldagainst import Held, demoted, hold
+from ridgeline.experiment.heldagainst import Agreement, Held, agreement, hold
 from ridgeline.experiment.predicting import Prediction, Predictor
 
 __all__ = ["Bound", "Memory", "PlanResult", "Prediction", "knee_of", "plan", "with_changes"]
@@ -57,9 +57,14 @@ class PlanResult:
     held: tuple[Held, ...] = ()
 
     @property
+    def agreement(self) -> Agreement:
+        """How the throughputs of `held` agree with the twin's."""
+        return agreement(self.held)
+
+    @property
     def demoted(self) -> bool:
-        """Whether measurements say that this ranking is not to be relied on."""
-        return demoted(self.held)
+        """Whether measurements contradict the ranking."""
+        return self.agreement.demoted
 
 
 def plan(
