@@ -142,7 +142,10 @@ def test_the_page_fits_80_columns_and_names_the_pool(
     path.write_text(STUDY % ("H100", "128", "{max_model_len: 4096, max_num_seqs: 8}"))
     log.write_text(LOG_21.format(tokens="300,000"))
     assert run(["plan", str(path), "--top", "2", "--explain", "--log", str(log)]) == 0
-    shown = capsys.readouterr().out
+    shown, said = capsys.readouterr()
+    # where nobody can watch a line change, each part of the search is told once
+    assert [line for line in said.splitlines() if line.startswith("planning: single changes")]
+    assert 3 <= len([line for line in said.splitlines() if line.startswith("planning: ")]) <= 6
     assert all(len(line) <= 80 for line in shown.splitlines())
     assert "by the engine's log" in shown
     # A band's ends, in the unit of the figure: a symmetric ± beyond 100 % would be no band.
@@ -154,3 +157,19 @@ def test_the_page_fits_80_columns_and_names_the_pool(
     assert "the 2 best candidates" in shown
     for words in ("waiting for kernel launches", "all-reduces", "waiting in the queue", "1: "):
         assert words in shown
+
+
+def test_the_limit_that_is_named_is_a_line_of_the_explanation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory bandwidth stands for several parts; none of them alone has the share that is told."""
+    monkeypatch.setenv("COLUMNS", "160")
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY % ("H100", "128", "{max_model_len: 4096, max_num_seqs: 8}"))
+    assert run(["plan", str(path), "--top", "1", "--explain"]) == 0
+    shown = capsys.readouterr().out.split("Where the time goes: the baseline")[1]
+    limit = re.search(r"bound by memory bandwidth \((\d+) %\)", shown)
+    line = re.search(r"memory bandwidth: .* together\s+([\d.]+)%", shown)
+    assert limit is not None
+    assert line is not None
+    assert round(float(line[1])) == int(limit[1])

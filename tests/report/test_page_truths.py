@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from study_factory import study
 
+from ridgeline.cli.progress import figures_text, live_text
 from ridgeline.domain.records import RequestRecord, RunRecords, records_from_requests
-from ridgeline.domain.run import Warmup, Window
+from ridgeline.domain.run import LiveFigures, Warmup, Window
 from ridgeline.domain.summary import Cost, Interval
 from ridgeline.report import numbers
 from ridgeline.report.charts import build_charts
@@ -176,3 +177,17 @@ def test_ticks_below_a_curve_are_explained() -> None:
     charts = {c.key: c for c in build_charts(study(), "seqs-64")}
     assert charts["ecdf-itl"].note.startswith("Ticks below the curves")
     assert charts["ecdf-ttft"].note == ""
+
+
+def test_the_progress_line_has_the_tables_figures() -> None:
+    row = study().row("seqs-64")
+    assert row is not None
+    assert row.summary is not None
+    throughput = replace(row.summary.throughput, output_tokens_per_s=1494.6)
+    summary = replace(
+        row.summary, throughput=throughput, ttft_s=replace(row.summary.ttft_s, p95=1.7163)
+    )
+    text = figures_text(summary)
+    assert text.startswith(f"1{T}490 output tokens/s, p95 TTFT 1{T}720 ms, ")
+    live = LiveFigures(1.0, 10.0, "measuring", 1494.6, 1.7163, sent=5, failed=0, in_flight=1)
+    assert live_text(live).startswith(f"1{T}490 tokens/s, p95 TTFT 1{T}720 ms, ")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from study_factory import CASES, bench, study
+from study_factory import CASES, ROOF, bench, study
 
 from ridgeline.report.html import write
 
@@ -240,3 +240,61 @@ def test_names_that_are_markup_run_nothing(browser, pages):
         assert seen.complaints == []
         assert seen.requests == [pages["evil"].as_uri()]
         assert seen.page.locator("img").count() == 0
+
+
+def test_the_latencies_of_a_void_run_have_the_whole_width(browser, tmp_path):
+    """A void run has no account of its seconds: what stood beside it was an empty half page."""
+    report = bench(50)
+    void = replace(report, rows=(replace(report.rows[0], void=True),))
+    write(void, tmp_path / "void.html")
+    with opened(browser, tmp_path / "void.html", LAPTOP) as seen:
+        width, table, room = seen.ask(
+            "(s => [s.clientWidth, s.querySelector('table').scrollWidth,"
+            " document.querySelector('main').clientWidth])"
+            "(document.querySelector('[aria-labelledby=h-statistics]'))"
+        )
+        assert width > 0.95 * room
+        assert table <= width
+
+
+def test_on_a_phone_the_roofs_words_do_not_meet(browser, tmp_path):
+    """fp8 on an H100: a ridge far to the right, and a long number on its roof."""
+    report = study()
+    roof = replace(ROOF, peak_flops_per_s=1979e12, dtype="fp8")
+    fp8 = tuple(replace(r, roof=roof if i % 2 else r.roof) for i, r in enumerate(report.rows))
+    write(replace(report, rows=fp8), tmp_path / "fp8.html")
+    with opened(browser, tmp_path / "fp8.html", PHONE) as seen:
+        words = seen.ask(
+            "Array.from(document.querySelectorAll('#chart-roofline .annotation-text'))"
+            ".filter(t => t.textContent.includes('FLOP'))"
+            ".map(t => [t.textContent, t.getBoundingClientRect().toJSON()])"
+        )
+        assert any("ridge 591" in text for text, _ in words)
+        met = [
+            (one, two)
+            for i, (one, r) in enumerate(words)
+            for two, q in words[i + 1 :]
+            if r["left"] < q["right"] and q["left"] < r["right"]
+            and r["top"] + 2 < q["bottom"] and q["top"] + 2 < r["bottom"]
+        ]  # fmt: skip
+        assert met == []
+
+
+def test_a_table_that_goes_on_to_the_side_shows_it(browser, pages):
+    """The shades are drawn below the content: nothing inside may paint over the right one."""
+    with opened(browser, pages["study"], PHONE) as seen:
+        shades = seen.ask("getComputedStyle(document.querySelector('.scroll')).backgroundImage")
+        assert shades.count("linear-gradient") == 4
+        fixed = seen.ask("getComputedStyle(document.querySelector('.scroll')).backgroundAttachment")
+        assert fixed == "local, local, scroll, scroll"
+        assert seen.complaints == []
+
+
+def test_the_words_of_a_limit_hide_the_curve_behind_them(browser, pages):
+    with opened(browser, pages["study"], PHONE) as seen:
+        grounds = seen.ask(
+            "Array.from(document.querySelectorAll('#chart-ecdf-ttft .annotation'))"
+            ".filter(a => a.textContent.includes('SLO'))"
+            ".map(a => getComputedStyle(a.querySelector('.bg')).fillOpacity)"
+        )
+        assert grounds == ["1"]

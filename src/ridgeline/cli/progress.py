@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ridgeline.cli.output import console, one_line, say
-from ridgeline.report.numbers import number
+from ridgeline.report.numbers import duration, number
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -215,7 +215,7 @@ def live_text(figures: "LiveFigures") -> str:
     if figures.output_tokens_per_s is not None:
         parts.append(f"{number(figures.output_tokens_per_s)} tokens/s")
     if figures.ttft_p95_s is not None:
-        parts.append(f"p95 TTFT {_time(figures.ttft_p95_s)}")
+        parts.append(f"p95 TTFT {duration(figures.ttft_p95_s)}")
     parts.append(f"{figures.failed} error{'' if figures.failed == 1 else 's'}")
     text = ", ".join(parts)
     return text if figures.phase == "measuring" else f"{figures.phase}: {text}"
@@ -242,7 +242,7 @@ def figures_text(summary: "Summary") -> str:
         parts.append(f"{number(rate)} output tokens/s")
     for name, value in (("TTFT", summary.ttft_s.p95), ("ITL", summary.itl_s.p95)):
         if value is not None:
-            parts.append(f"p95 {name} {_time(value)}")
+            parts.append(f"p95 {name} {duration(value)}")
     parts.append(f"{summary.requests.failed} failed of {summary.requests.sent}")
     return ", ".join(parts)
 
@@ -272,10 +272,3 @@ def plan_time(runs: "Sequence[PlannedRun]") -> str:
     return (
         f"plan: {seconds / 60:.1f} minutes of traffic{minutes}{starts}; replies' ends come on top"
     )
-
-
-def _time(seconds: float) -> str:
-    """Milliseconds below 10 s, about three significant figures."""
-    if seconds >= 10:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
