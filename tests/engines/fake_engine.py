@@ -4,6 +4,7 @@ usage: fake_engine.py LOGFILE ending [--port N and anything else that an engine 
 ending: exit=CODE | late-exit=CODE (after a second) | serve | hang (health 200, completions never) |
 child (serve, with a child) | children (the same, and one in a session of its own) |
 stall (serve one completion, then none, with frozen gauges) | key=KEY (401 without it) |
+silent (serve, but /metrics answers once only) |
 status=CODE (completions always end so) | settles=N (N times 404 first)
 """
 
@@ -27,9 +28,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
     ending = "serve"
     answered = False
     asked = 0
+    pages = 0
 
     def do_GET(self) -> None:
-        if self.ending == "stall" and self.path in PAGES:
+        if self.ending == "silent" and self.path == "/metrics":
+            Handler.pages += 1
+            time.sleep(600 if Handler.pages > 1 else 0)
+        if self.ending in ("stall", "silent") and self.path in PAGES:
             body = PAGES[self.path].encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")

@@ -16,8 +16,8 @@ import pytest
 
 from ridgeline.domain.errors import BadInput, EndpointError, RunFailed
 from ridgeline.domain.knobs import Configuration, Knobs, Launch
-from ridgeline.domain.records import MemorySink
-from ridgeline.domain.run import SilentWatch
+from ridgeline.domain.records import MemorySink, RecordSink
+from ridgeline.domain.run import LiveFigures, RunFacts, SilentWatch, Source, Watch
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines import started
 from ridgeline.engines.base import DrivePlan
@@ -26,7 +26,6 @@ from ridgeline.engines.resident import ResidentEngine
 from ridgeline.engines.started import ServerLaunch, free_port
 from ridgeline.engines.vllm import VllmEngine
 from ridgeline.engines.vllm_args import serve_arguments
-from ridgeline.telemetry import stalled
 from ridgeline.workload.schedule import draw_schedule
 
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -472,19 +471,55 @@ def test_an_engine_that_dies_under_load_is_told_in_its_own_words(tmp_path: Path)
         assert not endpoint.alive()
 
 
-def test_an_engine_that_stands_still_is_ended_and_started_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("gpu", "given", "limit_s"),
+    [(None, None, 300.0), ("H200-SXM", None, 30.0), (None, 7.0, 7.0), ("H200-SXM", 7.0, 7.0)],
+)
+def test_without_a_gpu_a_step_may_take_minutes(
+    tmp_path: Path, gpu: str | None, given: float | None, limit_s: float
 ) -> None:
+    engine = VllmEngine(launch(tmp_path, "INFO up", "serve"))
+    wanted = replace(configuration(), gpu=gpu, launch=Launch(stalled_s=given, ready_s=20.0))
+    with engine.start(wanted) as endpoint:
+        assert endpoint._stalled_s == limit_s
+
+
+class Waiting:
+    """A client whose 17 requests get no chunk; it ends when it is told to."""
+
+    source: Source = "measured"
+
+    def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
+        begun = time.monotonic()
+        while not watch.stop_asked() and time.monotonic() - begun < 30.0:
+            elapsed_s = time.monotonic() - begun
+            watch.live(LiveFigures(elapsed_s, 60, "measuring", 0.0, None, 17, 0, 17, chunks=880))
+            time.sleep(0.1)
+        raise EndpointError("stopped")
+
+
+def test_a_server_that_falls_silent_altogether_is_stalled(tmp_path: Path) -> None:
+    """Its page of counters answers no more, and no chunk comes; its process is there."""
+    engine = VllmEngine(launch(tmp_path, "INFO up", "silent"))
+    drive = DrivePlan(draw_schedule(Workload(Arrivals(users=2), duration_s=60.0)), "salt")
+    said = r"stalled: its page of counters has been silent for \d+ s, and no chunk came .* 17 requ"
+    with engine.start(replace(configuration(), launch=Launch(stalled_s=2.0))) as endpoint:
+        endpoint._http = Waiting()
+        with pytest.raises(RunFailed, match=said):
+            endpoint.drive(drive, MemorySink(), SilentWatch())
+        assert not endpoint.alive()
+
+
+def test_an_engine_that_stands_still_is_ended_and_started_anew(tmp_path: Path) -> None:
     """C-ST-04: requests run and wait, no step is taken, /health says 200 all the while."""
-    monkeypatch.setattr(stalled, "STALLED_S", 2.0)
     work = Workload(Arrivals(users=2), duration_s=60.0, warmup_s=0.0)
     drive = DrivePlan(draw_schedule(work), "salt", "completions")
     resident = ResidentEngine(VllmEngine(launch(tmp_path, "INFO up", "stall")))
-    wanted = configuration()
+    wanted = replace(configuration(), launch=Launch(stalled_s=2.0, ready_s=60.0))
+    said = r"stalled: no step and no token for \d+ s with 12 requests running and 5 waiting"
     begun = time.monotonic()
     with resident.start(wanted) as endpoint:
         first = endpoint._replicas[0]  # type: ignore[attr-defined]
-        said = r"stalled: no step and no token for \d+ s with 12 requests running and 5 waiting"
         with pytest.raises(RunFailed, match=said) as caught:
             endpoint.drive(drive, MemorySink(), SilentWatch())
     assert caught.value.failure_class == "stalled"  # type: ignore[attr-defined]

@@ -257,6 +257,9 @@ def test_live_figures_of_workers_add_up() -> None:
     one = LiveFigures(1.0, 9.0, "measuring", 100.0, 0.2, 10, 1, 3)
     other = LiveFigures(1.1, 9.0, "measuring", None, 0.5, 5, 0, 4)
     assert together([one, other]) == LiveFigures(1.0, 9.0, "measuring", 100.0, 0.5, 15, 1, 7)
+    counted = [replace(one, chunks=40), replace(other, chunks=2)]
+    assert together(counted).chunks == 42
+    assert together([counted[0], other]).chunks is None  # one of them does not say
 
 
 def test_how_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:

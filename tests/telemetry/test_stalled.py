@@ -3,17 +3,26 @@
 import pytest
 
 from ridgeline.telemetry.sampling import FakeProbe, Reading
-from ridgeline.telemetry.stalled import StallProbe
+from ridgeline.telemetry.stalled import STALLED_CPU_S, Quiet, StallProbe
 
 
 def readings(**values: float) -> list[Reading]:
     return [Reading("engine", "replica 0", name, value) for name, value in values.items()]
 
 
-def looked(script: list[list[Reading]], every_s: float = 30.0) -> StallProbe:
+def looked(
+    script: list[list[Reading]],
+    every_s: float = 30.0,
+    limit_s: float | None = None,
+    client: list[tuple[int | None, int]] | None = None,
+) -> StallProbe:
+    """`client`: chunks until then and requests in flight, beside every reading."""
     now = [0.0]
-    probe = StallProbe(FakeProbe(list(script)), clock=lambda: now[0])
-    for group in script:
+    quiet = Quiet(clock=lambda: now[0])
+    probe = StallProbe(FakeProbe(list(script)), limit_s, clock=lambda: now[0], quiet=quiet)
+    for i, group in enumerate(script):
+        if client is not None:
+            quiet.look(*client[i])
         assert list(probe.read()) == group  # passed on as they are
         now[0] += every_s
     return probe
@@ -61,3 +70,52 @@ def test_a_page_that_comes_back_is_judged_from_where_it_was() -> None:
     probe = looked([readings(**BUSY), [], readings(**BUSY)])
     assert probe.stalled is not None
     probe.close()
+
+
+@pytest.mark.parametrize(("running", "waiting"), [(0.0, 5.0), (3.0, 0.0)])
+def test_requests_that_only_wait_or_only_run_are_held_too(running: float, waiting: float) -> None:
+    held = readings(running=running, waiting=waiting, steps=7.0)
+    said = f"with {running:.0f} requests running and {waiting:.0f} waiting"
+    assert said in (looked([held, held]).stalled or "")
+
+
+def test_the_limit_is_the_launchs_own() -> None:
+    """One step of 39 s on a CPU is no standstill."""
+    slow = [readings(running=1.0, waiting=0.0, steps=5.0, kv_use=0.3)] * 40
+    assert looked(slow, every_s=1.0, limit_s=STALLED_CPU_S).stalled is None
+    assert looked(slow, every_s=1.0).stalled is not None
+    assert looked(slow * 8, every_s=1.0, limit_s=STALLED_CPU_S).stalled is not None
+
+
+SILENT: list[list[Reading]] = [readings(**BUSY), *[[]] * 40]
+
+
+def test_a_page_that_falls_silent_with_the_client_is_a_standstill() -> None:
+    probe = looked(SILENT, every_s=1.0, client=[(880, 17)] * 41)
+    assert probe.stalled == (
+        "its page of counters has been silent for 40 s, and no chunk came for 40 s with 17 requests"
+        " in flight"
+    )
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        [(n, 17) for n in range(41)],  # chunks come: the page is late, not the engine
+        [(n // 20, 17) for n in range(41)],  # the last came 20 s, then 0 s ago
+        [(880, 0)] * 41,  # nothing is asked of it
+        [(None, 17)] * 41,  # not known
+        None,
+    ],
+)
+def test_a_silent_page_alone_is_no_standstill(client: list[tuple[int | None, int]] | None) -> None:
+    assert looked(SILENT, every_s=1.0, client=client).stalled is None
+
+
+def test_a_server_without_a_page_is_not_judged_by_its_silence() -> None:
+    assert looked([[]] * 41, every_s=1.0, client=[(880, 17)] * 41).stalled is None
+
+
+def test_a_wait_that_began_after_the_page_fell_silent_counts_from_its_beginning() -> None:
+    client: list[tuple[int | None, int]] = [(880, 0)] * 20 + [(880, 17)] * 21
+    assert looked(SILENT, every_s=1.0, client=client).stalled is None

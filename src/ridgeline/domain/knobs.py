@@ -113,6 +113,8 @@ class Launch:
     how many engines stay up side by side, one of them loaded at a time (None: one after another);
     start_together: those are started side by side. cold_s: length of the first run of a fresh
     engine, which is kept apart (None: as long as a measured run with its warm-up, 0: none).
+    stalled_s: seconds under load without a step after which it stands still (None: 30, without a
+    GPU 300).
 
     image: it is run in a container of this image, with `container` as more words of `docker run`.
     host: it is run there over SSH (a name that ssh knows, or user@name), reached through a tunnel
@@ -123,6 +125,7 @@ class Launch:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str | None] = field(default_factory=dict)
     ready_s: float = 900.0
+    stalled_s: float | None = None
     resident: int | None = None
     start_together: bool = True
     cold_s: float | None = None

@@ -149,6 +149,7 @@ class LiveFigures:
     sent: int
     failed: int
     in_flight: int
+    chunks: int | None = None  # received until now
 
 
 class Watch(Protocol):

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ridgeline.domain.errors import EndpointError, RunFailed
 from ridgeline.domain.records import RecordSink, TelemetryRow
-from ridgeline.domain.run import RunFacts, Source, Watch, Window
+from ridgeline.domain.run import LiveFigures, RunFacts, Source, Watch, Window
 from ridgeline.engines.base import DrivePlan, Endpoint
 from ridgeline.engines.process import EngineProcess
 from ridgeline.engines.vllm_log import classify_failure
@@ -19,7 +19,7 @@ from ridgeline.telemetry.sampling import (
     summarise_engine,
     summarise_host,
 )
-from ridgeline.telemetry.stalled import StallProbe
+from ridgeline.telemetry.stalled import Quiet, StallProbe
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class StartedEndpoint:
     """The endpoint of processes of ours, watched while it is driven; see the Endpoint port.
 
     `gpus`: a sampler and the numbers of the GPUs used, None where there are none. `router`: what
-    stands before the replicas.
+    stands before the replicas. `stalled_s`: how long it may take no step under load.
     """
 
     source: Source = "measured"
@@ -105,8 +105,10 @@ class StartedEndpoint:
         replicas: Sequence[Replica],
         gpus: tuple[GpuSampler, Sequence[int]] | None = None,
         router: Replica | None = None,
+        stalled_s: float | None = None,
     ) -> None:
         self._http = http
+        self._stalled_s = stalled_s
         self._replicas = tuple(replicas)
         units = {_unit(i): r for i, r in enumerate(self._replicas)}
         self._processes = units if router is None else {**units, "router": router}
@@ -132,8 +134,12 @@ class StartedEndpoint:
         """
         self._refuse_longer_than_kv(plan)
         marks = {unit: one.process.log_size() for unit, one in self._processes.items()}
-        engines = [StallProbe(EngineProbe(r.url, _unit(i))) for i, r in enumerate(self._replicas)]
-        clock = _StopsWhenStalled(watch, engines)
+        quiet = Quiet()
+        engines = [
+            StallProbe(EngineProbe(r.url, _unit(i)), self._stalled_s, quiet=quiet)
+            for i, r in enumerate(self._replicas)
+        ]
+        clock = _StopsWhenStalled(watch, engines, quiet)
         host = HostProbe({u: one.process.pid for u, one in self._processes.items() if one.ours})
         gpu = None if self._gpus is None else GpuProbe(*self._gpus)
         sampling = Sampling([*engines, host, *([] if gpu is None else [gpu])])
@@ -201,9 +207,15 @@ class StartedEndpoint:
 class _StopsWhenStalled(ClockWatch):
     """Ends the drive of an engine that stands still, as the user would."""
 
-    def __init__(self, watch: Watch, probes: Sequence[StallProbe]) -> None:
+    def __init__(self, watch: Watch, probes: Sequence[StallProbe], quiet: Quiet) -> None:
         super().__init__(watch)
         self._probes = probes
+        self._quiet = quiet
+
+    def live(self, figures: LiveFigures) -> None:
+        """Take the current figures."""
+        self._quiet.look(figures.chunks, figures.in_flight)
+        super().live(figures)
 
     @property
     def stalled(self) -> str | None:

@@ -32,6 +32,7 @@ from ridgeline.engines.readiness import Answers, get_status
 from ridgeline.engines.router import INSTALL as ROUTER_INSTALL
 from ridgeline.engines.router import router_facts, router_words
 from ridgeline.telemetry.gpu import GpuSampler, open_nvml
+from ridgeline.telemetry.stalled import STALLED_CPU_S, STALLED_S
 from ridgeline.workload.prompts import TokenFit
 
 
@@ -151,7 +152,10 @@ class ServerEngine:
             fits=self._fits,
             servers=urls,
         )
-        return StartedEndpoint(http_endpoint, replicas, _gpus(configuration), router)
+        given = None if configuration.launch is None else configuration.launch.stalled_s
+        usual = STALLED_CPU_S if configuration.gpu is None else STALLED_S
+        limit_s = usual if given is None else given
+        return StartedEndpoint(http_endpoint, replicas, _gpus(configuration), router, limit_s)
 
     def _launch_of(self, configuration: Configuration) -> ServerLaunch:
         given = configuration.launch

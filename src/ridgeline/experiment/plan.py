@@ -28,6 +28,7 @@ _LATER_LAUNCH: dict[str, Any] = {
     "host": None,
     "tunnel": True,
     "router": None,
+    "stalled_s": None,
 }
 
 

@@ -161,5 +161,6 @@ def _launch(configuration: Configuration) -> Mapping[str, Any]:
             "arguments": list(launch.arguments),
             "environment": dict(launch.environment),
             "ready_s": launch.ready_s,
+            "stalled_s": launch.stalled_s,
         }
     return {n: v for n, v in found.items() if v} | {"cold_s": 0}

@@ -255,6 +255,7 @@ def together(figures: list[LiveFigures]) -> LiveFigures:
     """What several workers show, as one. The p95 is the worst one's, which is near enough."""
     rates = [f.output_tokens_per_s for f in figures if f.output_tokens_per_s is not None]
     waits = [f.ttft_p95_s for f in figures if f.ttft_p95_s is not None]
+    known = [f.chunks for f in figures if f.chunks is not None]
     first = min(figures, key=lambda f: f.elapsed_s)
     return replace(
         first,
@@ -263,6 +264,7 @@ def together(figures: list[LiveFigures]) -> LiveFigures:
         sent=sum(f.sent for f in figures),
         failed=sum(f.failed for f in figures),
         in_flight=sum(f.in_flight for f in figures),
+        chunks=sum(known) if len(known) == len(figures) else None,
     )
 
 

@@ -58,4 +58,5 @@ class LiveView:
             sent=self.sent,
             failed=self.failed,
             in_flight=in_flight,
+            chunks=self.chunks_ended + chunks_in_flight,
         )

@@ -133,6 +133,10 @@ class LaunchPart(Part):
     )
     ready_s: float = amount("seconds", "how long a start may take", default=900.0, gt=0,
                              le=DAY_S)  # fmt: skip
+    stalled_s: float | None = amount(
+        "seconds", "without a step, under load, after which the engine stands still and is"
+        " started anew; 30 unless given, without a GPU 300", default=None, gt=0, le=DAY_S,
+    )  # fmt: skip
     resident: int | None = amount(
         "engines", "kept up side by side, only one of them loaded at a time; needs explicit"
         " kv_cache_memory_bytes, on GPUs also gpu_memory_utilization", default=None, ge=1, le=1000,
