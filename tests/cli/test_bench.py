@@ -563,7 +563,7 @@ def test_a_killed_bench_is_readable(
     stored = json.loads((tmp_path / "o" / "bench-r1" / "run.json").read_text())
     assert stored["state"] == "interrupted"
     index = json.loads((tmp_path / "o" / "index.json").read_text())
-    assert "long requests were still on their way" in index["runs"]["bench-r1"]["reason"]
+    assert index["runs"]["bench-r1"]["reason"].startswith("stopped after ")
     assert stored["summary"]["requests"]["ok"] > 5
     assert not stored["verdict"]["valid"]
 

@@ -188,13 +188,13 @@ def finish(
     held twice.
     """
     unsaved = None
+    known = facts or rebuilt_facts(meta, sink)  # before the requests are let go
     try:
         records = write_records(folder, sink.requests, sink.step_table)
     except StoreError:
         if must_store or not sink.requests:  # emptied: they are on the disk
             raise
         records = unsaved = records_from_requests(sink.requests, sink.step_table)
-    known = facts or rebuilt_facts(meta, sink)
     sink.requests.clear()
     if known is not None:
         known = place_window(records, known, meta.workload)
