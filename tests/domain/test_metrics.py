@@ -353,8 +353,8 @@ def test_sample_is_cut_by_sending_and_gaps_by_their_end() -> None:
 def test_what_a_reader_must_know_is_noted() -> None:
     found = summary(many(20, chunks_ms=[100, 110], tokens=2, retries=1, read_timed=2))
     assert (
-        "20 requests were sent again, because their kept connection was closed already; their"
-        " times count from the first sending" in found.notes
+        "20 requests were sent again, because the server had closed their kept connection before"
+        " they reached it; their times count from the first sending" in found.notes
     )
     assert "40 chunks carry the time of their read: the kernel gave none" in found.notes
     assert summary(many(20, chunks_ms=[100, 110], tokens=2)).notes == ()

@@ -561,6 +561,35 @@ class TestServer:
         assert "gone" not in reasons(evidence(rows))
 
 
+class TestSentAgain:
+    """Requests that met a connection closed by the server before they reached it."""
+
+    def rows(self, again: int, failed: int = 0) -> list[RequestRecord]:
+        return [
+            replace(STEADY[i], retries=1)
+            if i < again
+            else request(i, 0.1 * i, failure="stream_cut", ended_s=0.1 * i + 0.01)
+            if i >= 300 - failed
+            else STEADY[i]
+            for i in range(300)
+        ]
+
+    def test_more_than_chance_is_told(self) -> None:
+        found = judge(evidence(self.rows(3)))
+        assert found.valid
+        (said,) = [w for w in found.warnings if "sent again" in w]
+        assert "3 requests (1.00%)" in said
+        assert not any("sent again" in w for w in judge(evidence(STEADY)).warnings)
+
+    def test_a_target_on_errors_must_hold_with_them_too(self) -> None:
+        line = "with them 2.00% failed, and error_rate=0.01 is not shown to be met"
+        assert line in reasons(evidence(self.rows(4, failed=2), slo="error_rate=0.01"))
+        assert line not in reasons(evidence(self.rows(4, failed=2), slo="error_rate=0.02"))
+
+    def test_a_target_that_is_missed_anyway_is_missed(self) -> None:
+        assert "sent again" not in reasons(evidence(self.rows(4, failed=9), slo="error_rate=0.01"))
+
+
 class TestUnfinished:
     """Requests that the client itself gave up are no failures of the server."""
 

@@ -59,7 +59,7 @@ def test_a_thousand_streams_at_once() -> None:
 def test_a_server_that_closes_kept_connections_unannounced(keeps: int) -> None:
     """After each, or each fourth reply: no request is lost, none counted twice."""
     good = plain_stream(3, first_ms=3, gap_ms=1)
-    closing = Script(good.parts, "close")
+    closing = Script(good.parts, "closed")
     seen: Counter[int] = Counter()
 
     def answer(served: Served, _: int) -> Script:
@@ -88,36 +88,74 @@ def test_connection_close_header_is_obeyed() -> None:
     assert all(r.failure is None for r in outcome.records)
 
 
-def test_a_kept_connection_closed_unanswered_is_tried_once_more_and_marked() -> None:
-    """The server takes the second request and closes without a byte, as an idle time-out does."""
+def test_a_request_that_met_a_closed_connection_is_sent_once_more_and_marked() -> None:
+    """The close comes with the last bytes of the first reply: nobody has read the second one."""
     good = plain_stream(2, first_ms=2, gap_ms=1)
-    with MockServer([good, Script((), "close"), good]) as mock:
+    with MockServer([Script(good.parts, "closed"), good]) as mock:
         outcome = drive(mock.url, closed(requests=3))
-        assert len(mock.served) == 4
+        assert len(mock.served) == 3
     assert [(r.failure, r.retries) for r in outcome.records] == [(None, 0), (None, 1), (None, 0)]
     again = outcome.records[1]
     assert again.connect_ns is not None
     assert again.connect_ns > 0  # it went over a new connection
 
 
-def test_a_server_that_holds_a_request_and_closes_has_failed_it() -> None:
-    """It had the request for 300 ms: no idle time-out that crossed with the sending."""
+@pytest.mark.parametrize(("held_ms", "after"), [(0.0, "close"), (300.0, "close"), (300.0, "reset")])
+def test_a_server_that_reads_a_request_and_closes_has_failed_it(held_ms: float, after: str) -> None:
+    """However soon: what may have been worked on is not sent twice (RFC 9110, 9.2.2)."""
     good = plain_stream(2, first_ms=2, gap_ms=1)
-    with MockServer([good, Script(((300.0, b""),), "close"), good]) as mock:
-        outcome = drive(mock.url, closed(requests=3, duration_s=20.0))
-        assert len(mock.served) == 3
-    held = outcome.records[1]
+    with MockServer([good, good, Script(((held_ms, b""),), after), good]) as mock:
+        outcome = drive(mock.url, closed(requests=4, duration_s=20.0))
+        assert len(mock.served) == 4
+    held = outcome.records[2]
     assert (held.failure, held.retries) == ("stream_cut", 0)
-    assert held.failure_detail == "no reply: closed by the server"
+    why = "closed by the server" if after == "close" else "Connection reset by peer"
+    assert held.failure_detail == f"dropped before answering: {why}"
     assert held.end_ns is not None
     assert held.sent_ns is not None
-    assert held.end_ns - held.sent_ns > 290 * MS
+    assert held.end_ns - held.sent_ns > (held_ms - 10) * MS
+
+
+def test_a_server_that_uses_each_connection_once_loses_nothing() -> None:
+    """It reads what comes on it to throw it away; from the first requests on this is known."""
+    good = plain_stream(2, first_ms=2, gap_ms=1)
+    seen: Counter[int] = Counter()
+
+    def answer(served: Served, _: int) -> Script:
+        seen[served.connection] += 1
+        return good if seen[served.connection] == 1 else Script((), "close")
+
+    with MockServer(answer) as mock:
+        outcome = drive(mock.url, closed(3, duration_s=0.4))
+    assert all(r.failure is None for r in outcome.records)
+    assert 1 <= sum(r.retries or 0 for r in outcome.records) <= 10
+
+
+def test_a_server_that_sheds_load_by_closing_has_failed_what_it_shed() -> None:
+    """Every third request, read and dropped: as many failures, and nothing sent twice."""
+    good = plain_stream(2, first_ms=2, gap_ms=1)
+    dropped: list[int] = []
+
+    def answer(served: Served, number: int) -> Script:
+        if number < 20 or number % 3 != 2:  # connections have served before
+            return good
+        dropped.append(served.identity)
+        return Script((), "close")
+
+    with MockServer(answer) as mock:
+        outcome = drive(mock.url, closed(4, duration_s=0.8))
+        assert len(mock.served) == len(outcome.records)
+    lost = {i for i, r in outcome.of_identity(4).items() if r.failure is not None}
+    assert lost == set(dropped)
+    assert len(lost) > 5
+    assert not any(r.retries for r in outcome.records)
 
 
 def test_the_time_of_a_request_sent_again_counts_from_its_first_sending() -> None:
     """New connections take 200 ms here, and the user waits for them."""
     good = plain_stream(2, first_ms=2, gap_ms=1)
-    with MockServer([good, Script((), "close"), good]) as mock, slow_door(mock.port, 0.2) as door:
+    first = Script(good.parts, "close")
+    with MockServer([first, good]) as mock, slow_door(mock.port, 0.2) as door:
         outcome = drive(f"http://127.0.0.1:{door}", closed(requests=2, duration_s=20.0))
     again = outcome.records[1]
     assert (again.failure, again.retries) == (None, 1)
@@ -149,6 +187,8 @@ def slow_door(port: int, wait_s: float) -> Iterator[int]:
                     time.sleep(wait_s)
                 outer = socket.create_connection(("127.0.0.1", port))
                 open_.extend((inner, outer))
+                if len(open_) == 2:  # what comes last leaves with the close, in one segment
+                    inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
                 for pair in ((inner, outer), (outer, inner)):
                     threading.Thread(target=copy, args=pair, daemon=True).start()
 

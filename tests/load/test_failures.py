@@ -70,11 +70,12 @@ def test_empty_reply() -> None:
 
 
 def test_close_without_a_byte_twice() -> None:
-    """Sent once more on a new connection, then failed; counted once."""
-    with MockServer([Script((), "close"), Script((), "close"), GOOD]) as mock:
-        outcome = drive(mock.url, closed(requests=2, duration_s=20.0))
+    """A request that met a closed connection and is dropped by the next one is counted once."""
+    with MockServer([Script(GOOD.parts, "closed"), Script((), "close"), GOOD]) as mock:
+        outcome = drive(mock.url, closed(requests=3, duration_s=20.0))
         assert len(mock.served) == 3
-    assert [(r.failure, r.retries) for r in outcome.records] == [("stream_cut", 1), (None, 0)]
+    told = [(r.failure, r.retries) for r in outcome.records]
+    assert told == [(None, 0), ("stream_cut", 1), (None, 0)]
 
 
 def test_bytes_that_are_not_utf8() -> None:

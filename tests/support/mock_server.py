@@ -31,7 +31,8 @@ DONE = b"data: [DONE]\n\n"
 class Script:
     """One reply: (ms after the request was complete, raw bytes) in order, then what happens.
 
-    after: "keep" the connection, "close" it, or "reset" it.
+    after: "keep" the connection, "close" it, or "reset" it; "closed" sends the close with the last
+    bytes, so that whoever has read them has been told already.
     """
 
     parts: tuple[tuple[float, bytes], ...]
@@ -314,7 +315,8 @@ class _Engine:
                 heapq.heappush(self._timers, (due, next(self._sequence), peer, script, part))
                 return
             served.sent_ns.append(time.monotonic_ns())
-            if not self._write(peer, data):
+            with_more = script.after == "closed" and part + 1 == len(script.parts)
+            if not self._write(peer, data, socket.MSG_MORE if with_more else 0):
                 served.left = True
                 self._drop(peer)
                 return
@@ -328,11 +330,11 @@ class _Engine:
             self._drop(peer, reset=script.after == "reset")
 
     @staticmethod
-    def _write(peer: _Peer, data: bytes) -> bool:
+    def _write(peer: _Peer, data: bytes, flags: int = 0) -> bool:
         try:
             while data:
                 try:
-                    data = data[peer.sock.send(data) :]
+                    data = data[peer.sock.send(data, flags) :]
                 except BlockingIOError:
                     select.select([], [peer.sock], [], 5)
         except OSError:

@@ -455,8 +455,8 @@ def _notes(records: RunRecords, sample: Sample, facts: RunFacts) -> tuple[str, .
     if sent_again.any():
         n = int(np.count_nonzero(sent_again))
         notes.append(
-            f"{n} requests were sent again, because their kept connection was closed already;"
-            " their times count from the first sending"
+            f"{n} requests were sent again, because the server had closed their kept connection"
+            " before they reached it; their times count from the first sending"
         )
     read_timed = int(np.nansum(records.read_timed[sample.rows]))
     if facts.client.receive_clock == "kernel" and read_timed:

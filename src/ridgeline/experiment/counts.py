@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ridgeline.domain.metrics import output_tokens
-from ridgeline.domain.records import Bools, Floats
+from ridgeline.domain.records import UNFINISHED, Bools, Floats
 from ridgeline.experiment.evidence import Doubt, Evidence
 
 CACHE_SHARE = 0.05  # prefix-cache hits above those that the workload declares
@@ -15,7 +15,36 @@ PROMPT_SHARE, PROMPT_TOKENS = 0.10, 8  # prompts further from their plan than bo
 FIT_MISSES, PROMPT_MOST = 3.0, 0.25  # where the fit missed its own samples: as many of its misses
 CHANCE_SIGMAS = 4.0  # standard errors of a part's mean that texts of different words may make
 PROMPT_PARTS, PROMPT_LEAST = 10, 5  # how finely lengths are told apart, and requests in a part
+AGAIN_SHARE = 0.001  # of the requests sent again: more than what an idle time-out does by chance
 PLAN_SLACK = 1.25, 64  # what a prompt that was not counted may cost at most: times, and more tokens
+
+
+def sent_again(e: Evidence) -> Iterator[Doubt]:
+    """Requests that another client would have lost: their connection was closed under them.
+
+    The server never had them, so they are no failures of its work. But a client that sends nothing
+    twice sees failures, so a target on the error rate must hold with them too.
+    """
+    records, inside = e.records, e.inside
+    again = inside & (np.nan_to_num(records.retries) > 0)
+    sent = int(np.count_nonzero(inside))
+    if not again.any():
+        return
+    n = int(np.count_nonzero(again))
+    text = (
+        f"{n} requests ({n / sent:.2%}) found that the server had closed their kept connection, and"
+        " were sent again; a client that sends nothing twice would have lost them"
+    )
+    failed = inside & ~records.ok & ~records.failed_with(*UNFINISHED)
+    lost = int(np.count_nonzero(again | failed)) / sent
+    targets = [limit for limit in e.limits if limit.metric == "error_rate"]
+    in_doubt = [t for t in targets if np.count_nonzero(failed) / sent <= t.value < lost]
+    if in_doubt:
+        yield Doubt(
+            f"{text}: with them {lost:.2%} failed, and {in_doubt[0]} is not shown to be met"
+        )
+    elif n / sent > AGAIN_SHARE:
+        yield Doubt(text, void=False)
 
 
 def counts_disagree(e: Evidence) -> Iterator[Doubt]:

@@ -32,6 +32,7 @@ from ridgeline.experiment.counts import (
     not_checked,
     other_lengths,
     other_prompts,
+    sent_again,
     server_faults,
     unexpected_cache_hits,
 )
@@ -270,6 +271,7 @@ RULES = (
     server_faults,
     stopped_early,
     requests_failed,
+    sent_again,
     unfinished,
     too_few_requests,
     window_too_short,

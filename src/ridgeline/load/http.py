@@ -7,6 +7,8 @@ import errno
 import os
 import socket
 import ssl
+import struct
+import sys
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from time import monotonic_ns
@@ -22,10 +24,12 @@ READ_BYTES = 1 << 16  # the buffer is made anew for each read: a larger one cost
 JOIN_BYTES = (
     1 << 14
 )  # pieces of a request below this are put together: one copy is cheaper than many parts
-# A connection that the server closed before the request reached it says so within one way there
-# and back, which is what connecting took. Whatever holds a request for longer has had it.
+# A server that closes right after its reply while the next request lies unread resets. That says
+# nothing of what was read, but it comes within one way there and back, which is what connecting
+# took.
 STALE_NS = 5_000_000
 LONGEST_TRIP_NS = 250_000_000
+ACKED = struct.Struct("@120xQ")  # tcpi_bytes_acked in Linux's tcp_info (tcp(7)); the SYN is one
 
 # How a read ends whose last bytes are an event's: lines end with LF, in an HTTP chunk or not, or
 # with CRLF in one (without one it would look as the end of a chunked body does).
@@ -91,6 +95,10 @@ class Exchange(Protocol):
 class Owner(Protocol):
     """Who keeps the connections."""
 
+    @property
+    def reused(self) -> bool:
+        """Whether any connection has served two requests."""
+
     def on_ready(self, connection: "Connection") -> None:
         """It is connected and idle."""
 
@@ -107,14 +115,16 @@ class Connection:
     `connect_ns` is how long connecting took (with TLS: and the handshake); `served` counts
     complete replies; `answered` is true once a byte of the current reply has come; `reusable`
     tells after a reply whether another request may follow; `stale`, after an exchange that ended
-    unanswered, that the connection had been closed before the request could reach the server.
+    unanswered, that the server had closed before a byte of the request reached it; `dropped` that
+    the server may have read it.
     """
 
     __slots__ = (
         "_ancillary_bytes", "_body_end", "_clock", "_complete", "_content_type", "_drained",
         "_exchange", "_fd", "_floor_ns", "_framed", "_loop", "_out", "_owner", "_parser", "_pieces",
-        "_sent_ns", "_sock", "_status", "_surplus", "_tls", "answered", "connect_ns", "on_body",
-        "reusable", "served", "site", "stale", "started_ns", "state",
+        "_sent_before", "_sent_bytes", "_sent_ns", "_sock", "_status", "_surplus", "_tls",
+        "answered", "connect_ns", "dropped", "on_body", "reusable", "served", "site", "stale",
+        "started_ns", "state",
     )  # fmt: skip
 
     def __init__(self, loop: Loop, clock: KernelClock, site: Site, owner: Owner) -> None:
@@ -126,12 +136,13 @@ class Connection:
         self._exchange: Exchange | None = None
         self._out = b""
         self._floor_ns = 0
+        self._sent_bytes = self._sent_before = 0  # by now; when this request began
         self._drained = True  # the last read took all that was there
         self.state = CONNECTING
         self.connect_ns = 0
         self.served = 0
         self.answered = False
-        self.stale = False
+        self.stale = self.dropped = False
         self.reusable = True
         self._reset_reply()
 
@@ -200,12 +211,13 @@ class Connection:
         assert self.state == IDLE
         self._exchange, self.state = exchange, BUSY
         self._reset_reply()
-        self.answered = self.stale = False
+        self.answered = self.stale = self.dropped = False
         if self._tls is not None:
             parts = [self._tls.encrypt(b"".join(parts))]
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if size <= JOIN_BYTES and len(parts) > 1:
             parts = [b"".join(parts)]
+        self._sent_before = self._sent_bytes
         self._floor_ns = self._sent_ns = sent_ns = monotonic_ns()
         try:
             gone = self._sock.send(parts[0]) if len(parts) == 1 else self._sock.sendmsg(parts)
@@ -214,6 +226,7 @@ class Connection:
         except OSError:
             self.close()
             return None
+        self._sent_bytes += gone
         if gone < size:
             self._out = b"".join(parts)[gone:]
             self._loop.change(self._fd, READ | WRITE)
@@ -232,6 +245,7 @@ class Connection:
         except OSError:
             self._out = b""  # the read side tells what happened
             gone = 0
+        self._sent_bytes += gone
         self._out = self._out[gone:]
         self._loop.change(self._fd, READ | WRITE if self._out else READ)
 
@@ -343,15 +357,41 @@ class Connection:
             whole = self._status is not None and not self._framed and reason.startswith("closed")
             self.reusable = False
             if not self.answered:
-                # the news of it came after the loop last looked, and no later than now
-                waited_ns = self._loop.since_ns - self._sent_ns
-                self.stale = waited_ns <= STALE_NS + min(self.connect_ns, LONGEST_TRIP_NS)
+                self.stale = self._unread(reset=not reason.startswith("closed"))
+                self.dropped = not self.stale
             self._end(monotonic_ns(), None if whole else reason)
         elif self.state == IDLE:
             self.close()
             self._owner.on_idle_closed(self)
         else:
             self._fail(reason)
+
+    def _unread(self, *, reset: bool) -> bool:
+        """True when nobody on the server's side can have read the request.
+
+        A close acknowledges what its side has received: where that is no byte of this request, it
+        was under way before. A reset acknowledges nothing; it is taken for the end of an unread
+        connection only when it came at once and no byte was acknowledged by then. A server that
+        has not yet let a connection be used twice may be one that never does and reads what comes
+        only to throw it away. False where the system cannot say.
+        """
+        waited_ns = self._loop.since_ns - self._sent_ns
+        at_once = waited_ns <= STALE_NS + min(self.connect_ns, LONGEST_TRIP_NS)
+        if at_once and not self._owner.reused:
+            return True
+        if reset and not at_once:
+            return False
+        asked = getattr(socket, "TCP_INFO", None)
+        if asked is None or not sys.platform.startswith("linux"):
+            return False
+        try:
+            info = self._sock.getsockopt(socket.IPPROTO_TCP, asked, ACKED.size)
+        except OSError:
+            return False
+        if len(info) < ACKED.size:  # Linux before 4.1
+            return False
+        (acked,) = ACKED.unpack(info)
+        return bool(acked <= self._sent_before + 1)
 
     def _end(self, at_ns: int, problem: str | None) -> None:
         exchange, self._exchange = self._exchange, None

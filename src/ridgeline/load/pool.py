@@ -15,11 +15,11 @@ STALE = 5
 class Pool:
     """Hands connections to requests and opens what is missing. Implements `http.Owner`.
 
-    `spare`: how many idle connections are kept ready. `on_sent(request)` is called when a
-    request's bytes went to the kernel. A request whose kept connection turns out to have been
-    closed before it was used is sent once more, on a new one; its time still counts from the first
-    sending. A server that does this to STALE requests and never lets a connection be used twice
-    gets a new one for each request.
+    `reused`: whether a connection has served two requests. `spare`: how many idle connections are
+    kept ready. `on_sent(request)` is called when a request's bytes went to the kernel. A request
+    whose kept connection turns out to have been closed before it was used is sent once more, on a
+    new one; its time still counts from the first sending. A server that does this to STALE
+    requests, or drops them, and never lets a connection be used twice gets a new one for each.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Pool:
         self._again: deque[InFlight] = deque()  # these wait for a new connection, not for any
         self._stale = 0
         self._reuse = True
-        self._reused = False
+        self.reused = False
 
     @property
     def idle(self) -> int:
@@ -100,14 +100,17 @@ class Pool:
         request.retries += 1
         self._again.append(request)
         self.open(1)
+        self._note_unusable()
+
+    def _note_unusable(self) -> None:
         self._stale += 1
-        if self._stale >= STALE and not self._reused:
+        if self._stale >= STALE and not self.reused:
             self._reuse = False
 
     def release(self, connection: Connection) -> None:
         """Take a connection back after a reply, or after its end."""
         if connection.served > 1:
-            self._reused = True
+            self.reused = True
         if connection.state == IDLE and self._reuse and not self._waiting and not self._again:
             self._idle.append(connection)
             return
@@ -115,6 +118,8 @@ class Pool:
             connection.close()
             self.open(1)
         if connection.state != IDLE:
+            if connection.dropped and connection.served:
+                self._note_unusable()
             self._all.discard(connection)
             return
         queue = self._again if self._again and not connection.served else self._waiting

@@ -374,7 +374,9 @@ class Reply:
             return _GOOD  # as nearly all: what the rest would find out, too
         if self.status is None:
             broken = problem is not None and problem.startswith("not HTTP")
-            return ("bad_stream" if broken else "stream_cut"), f"no reply: {problem}"
+            return (
+                "bad_stream" if broken else "stream_cut"
+            ), f"dropped before answering: {problem}"
         if self.status != 200:
             return "http_status", f"HTTP {self.status}: {reply_text(self._body)}"
         if not self._stream:

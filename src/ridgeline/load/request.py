@@ -18,9 +18,9 @@ class InFlight:
     """One request from its launch to its row. Implements `http.Exchange`. Times: monotonic ns.
 
     `ended(request, connection)` is called once, when its row can be made; `again(request)`
-    instead when its kept-alive connection had been closed before the request could reach the
-    server: that says nothing about the server's work, and every HTTP client sends such a request
-    once more.
+    instead when its kept-alive connection had been closed before a byte of it reached the server:
+    that says nothing about the server's work, and such a request may be sent once more (RFC 9110,
+    9.2.2). One that the server may have read is never sent twice.
     """
 
     connection: Connection | None = None
