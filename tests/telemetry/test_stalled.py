@@ -119,3 +119,23 @@ def test_a_server_without_a_page_is_not_judged_by_its_silence() -> None:
 def test_a_wait_that_began_after_the_page_fell_silent_counts_from_its_beginning() -> None:
     client: list[tuple[int | None, int]] = [(880, 0)] * 20 + [(880, 17)] * 21
     assert looked(SILENT, every_s=1.0, client=client).stalled is None
+
+
+def test_a_page_that_missed_one_reading_is_not_silent_whatever_the_client_waits_for() -> None:
+    """Its steps move all the while, and the client's prompts are long."""
+    script = [readings(**{**BUSY, "steps": float(n)}) if n % 5 else [] for n in range(1, 42)]
+    assert looked(script, every_s=1.0, client=[(880, 17)] * 41).stalled is None
+
+
+def test_a_client_with_nothing_in_flight_is_not_waiting() -> None:
+    now = [0.0]
+    quiet = Quiet(clock=lambda: now[0])
+    assert quiet.seconds == 0.0
+    quiet.look(5, 0)
+    now[0] = 100.0
+    assert quiet.seconds == 0.0
+    quiet.look(5, 2)
+    now[0] = 103.0
+    quiet.look(5, 2)
+    now[0] = 107.0
+    assert quiet.seconds == 7.0

@@ -24,7 +24,7 @@ class Quiet:
 
     def look(self, chunks: int | None, in_flight: int) -> None:
         """Take the client's figures."""
-        moved = chunks is None or chunks != self._chunks or in_flight == 0
+        moved = chunks is None or chunks != self._chunks or 0 in (in_flight, self.in_flight)
         if moved or self._since_s is None:
             self._since_s = self._clock()
         self._chunks, self.in_flight = chunks, in_flight
