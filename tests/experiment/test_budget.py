@@ -166,3 +166,34 @@ def test_a_start_that_takes_all_that_is_left_is_given_up(
     assert outcome.index.runs["a-r1"].state == "failed"
     assert "given up" in (outcome.index.runs["a-r1"].reason or "")
     assert any("given up when 0.05 GPU minutes were used" in n for n in outcome.index.notes)
+
+
+def test_traffic_beyond_the_minutes_is_no_start_that_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is there at once; its requests take 1.5 s longer than the minutes."""
+    monkeypatch.setattr(budget_module, "EXPECTED_START_S", 0.1)
+    abandoned: list[str] = []
+
+    class Slow(Started):
+        def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
+            time.sleep(2.0)
+            return super().drive(plan, sink, watch)
+
+    class SlowStarter(Starter):
+        @contextlib.contextmanager
+        def start(self, configuration: Configuration) -> Iterator[Endpoint]:
+            yield Slow(configuration)  # type: ignore[misc]
+
+        def abandon(self) -> None:
+            abandoned.append("now")
+
+    work = replace(WORK, duration_s=0.3, warmup_s=0.0)
+    launch = Launch(cold_s=0.0)
+    one = PlannedExperiment("a", Configuration("m", Knobs(), "fake", launch=launch), work)
+    the_plan = Plan("s", "study", "a", (one,), parse_slo(""))
+    outcome = go(the_plan, tmp_path, resident(SlowStarter()), 0.5)
+    assert abandoned == []
+    assert outcome.index.runs["a-r1"].state in ("done", "void")
+    assert not any("given up" in note for note in outcome.index.notes)
+    assert any("GPU minutes were used, " in note for note in outcome.index.notes)

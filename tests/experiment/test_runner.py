@@ -38,6 +38,9 @@ from ridgeline.experiment.plan import (
 from ridgeline.experiment.protocol import bounds_of
 from ridgeline.experiment.results import load_results, to_json
 from ridgeline.experiment.runner import SilentStudyWatch, run_plan
+from ridgeline.report.load import report_of
+from ridgeline.report.markdown import render as markdown_page
+from ridgeline.report.verdict import run_counts
 from ridgeline.store.run_directory import StoredRun, read_run, write_run
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.workload.schemas import schema_of
@@ -155,6 +158,45 @@ def test_a_void_run_is_measured_again_at_once_and_kept_beside(
         assert run.facts is not None
         assert any("a-r1.old-1, is void: the server was restarted" in n for n in run.facts.notes)
         assert read_run(tmp_path / "a-r1.old-1").state == "void"
+
+
+def test_tries_are_counted_over_starts_of_the_command_and_shown(tmp_path: Path) -> None:
+    """Started three times by hand, a run that was void twice is not as good as one at once."""
+    engine = VoidFirst()
+    engine.voids = 2
+    for _ in range(3):
+        run_plan(
+            plan(repeats=1, a=100), StudyDirectory(tmp_path), lambda name: engine,
+            SilentStudyWatch(), command="ridgeline study s.yaml",
+        )  # fmt: skip
+    run = read_run(tmp_path / "a-r1")
+    assert (run.state, run.meta.tries) == ("done", 3)
+    assert run.facts is not None
+    assert any(
+        "try 3: the one before it, kept in a-r1.old-2, is void" in n for n in run.facts.notes
+    )
+    assert read_run(tmp_path / "a-r1.old-2").meta.tries == 2
+    assert read_run(tmp_path / "a-r1.old-1").meta.tries == 1
+    result = load_results(tmp_path)
+    body = to_json(result)
+    jsonschema.validate(body, schema_of("study-result"))
+    assert body["runs"][0]["repeats"][0]["tries"] == 3
+    report = report_of(result, StudyDirectory(tmp_path))
+    assert run_counts(report)[2] == "valid, in 3 tries"
+    assert "| 1 of 1 in 3 tries |" in markdown_page(report, {})
+
+
+def test_a_failed_try_is_not_counted_but_those_before_it_are(tmp_path: Path) -> None:
+    engine = VoidFirst()
+    the_plan = plan(repeats=1, a=100)
+    for fails in ((), (100,), ()):
+        engine.fails = fails
+        run_plan(the_plan, StudyDirectory(tmp_path), lambda name: engine, SilentStudyWatch(),
+                 command="")  # fmt: skip
+    assert [read_run(tmp_path / f"a-r1{end}").state for end in (".old-1", ".old-2", "")] == [
+        "void", "failed", "done",
+    ]  # fmt: skip
+    assert read_run(tmp_path / "a-r1").meta.tries == 2
 
 
 def test_retries_end_with_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ridgeline.domain.knobs import Configuration
+from ridgeline.engines.base import Endpoint, Engine
 from ridgeline.experiment.engines import Engines
 from ridgeline.experiment.plan import PlannedRun
 
@@ -25,6 +27,7 @@ class Budget:
     used: float = 0.0
     longest_start_s: float | None = None
     given_up: bool = False
+    timer: threading.Timer | None = None
 
     def refusal(self, run: PlannedRun, engines: Engines) -> str | None:
         """Why the run does not fit into what is left, None when it does."""
@@ -56,7 +59,10 @@ class Budget:
 
     @contextlib.contextmanager
     def watching(self, run: PlannedRun, engines: Engines) -> Iterator[None]:
-        """While a run with an engine start goes on: the start is given up at the budget's end."""
+        """While a run with an engine start goes on: the start is given up at the budget's end.
+
+        Traffic that goes on beyond it is followed to its end, and no start is said to be given up.
+        """
         if self.minutes is None or not engines.starts_due(run):
             yield
             return
@@ -69,7 +75,28 @@ class Budget:
         timer = threading.Timer(left_s, end)
         timer.daemon = True
         timer.start()
+        self.timer = timer
         try:
             yield
         finally:
             timer.cancel()
+
+    def told(self, engine: Engine) -> Engine:
+        """The engine, which tells that its start is over: from then on none is given up."""
+        return _TellsStart(engine.name, engine, self)
+
+
+@dataclass(slots=True)
+class _TellsStart:
+    """An Engine that stops the watch over its start once it has started."""
+
+    name: str
+    engine: Engine
+    budget: Budget
+
+    @contextlib.contextmanager
+    def start(self, configuration: Configuration) -> Iterator[Endpoint]:
+        with self.engine.start(configuration) as endpoint:
+            if self.budget.timer is not None:
+                self.budget.timer.cancel()
+            yield endpoint

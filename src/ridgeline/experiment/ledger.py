@@ -172,6 +172,7 @@ def entry_of(run: StoredRun) -> RunEntry:
         run.state,
         meta.fingerprint,
         reason,
+        tries=meta.tries,
     )
 
 

@@ -67,17 +67,18 @@ def carry_out(
     known: Mapping[str, object] | None = None,
     notes: tuple[str, ...] = (),
     calibrate: Calibrate | None = None,
+    tries: int = 1,
 ) -> StoredRun:
     """Do one run and store it. What goes wrong with the engine is a result: state "failed".
 
     `known` is kept with the facts about the server, `notes` with the run's own. What an engine of
     ours did beside the run (its telemetry and log) is stored in the run's folder. `calibrate` tells
-    what the client can do; None: it is not tried.
+    what the client can do; None: it is not tried. `tries`: how often it was measured, now included.
 
     Raises StoreError when it cannot be stored (a measured run's journal then stays readable), and
     lets KeyboardInterrupt through (likewise).
     """
-    meta = _meta(run)
+    meta = replace(_meta(run), tries=tries)
     if engine.name == "twin":
         sink = MemorySink()
         driven = _drive(run, meta, sink, engine, watch)

@@ -248,6 +248,7 @@ def _experiment_json(experiment: ExperimentResult) -> dict[str, Any]:
                 "seed": e.seed,
                 "state": e.state,
                 "left_out": experiment.left_out.get(e.run_id),
+                "tries": e.tries,
             }
             for e in experiment.entries
         ],

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -172,7 +172,8 @@ def _do(
         _run_in_pool(in_pool, book, engines.engine_for, workers)
     else:
         in_turn = [*engines.order(in_pool), *in_turn]
-    _run_in_turn(in_turn, book, engines, budget)
+    before = {run.meta.run_id: run for run in kept if run.meta.run_id in names}
+    _run_in_turn(in_turn, book, engines, budget, before)
 
 
 def _user_seconds(run: PlannedRun) -> float:
@@ -216,7 +217,14 @@ class _Book:
         self.directory.write_index(self.index)
 
 
-def _run_in_turn(runs: Sequence[PlannedRun], book: _Book, engines: Engines, budget: Budget) -> None:
+def _run_in_turn(
+    runs: Sequence[PlannedRun],
+    book: _Book,
+    engines: Engines,
+    budget: Budget,
+    before: Mapping[str, StoredRun],
+) -> None:
+    """One run after another; `before` are the tries of an earlier start, void or failed, by id."""
     for run in runs:
         if book.watch.stop_asked():
             return
@@ -226,10 +234,10 @@ def _run_in_turn(runs: Sequence[PlannedRun], book: _Book, engines: Engines, budg
             continue
         begun = time.monotonic()
         with budget.watching(run, engines), _stoppable_start(run, book.watch, engines):
-            _load_cold(run, book, engines)
+            _load_cold(run, book, engines, budget)
             if book.watch.stop_asked():
                 return
-            done = _measure(run, book, engines)
+            done = _measure(run, book, engines, budget, before.get(run.run_id))
         budget.spend(run, time.monotonic() - begun, start_seconds(done))
         if budget.given_up:
             book.note(f"an engine start was given up when {budget.minutes:g} GPU minutes were used")
@@ -238,7 +246,7 @@ def _run_in_turn(runs: Sequence[PlannedRun], book: _Book, engines: Engines, budg
                 break
             begun = time.monotonic()
             with _stoppable_start(run, book.watch, engines):  # where its engine has died
-                done = _measure(run, book, engines, void=done)
+                done = _measure(run, book, engines, budget, done)
             budget.spend(run, time.monotonic() - begun)
     if budget.minutes is not None and budget.used > budget.minutes:
         book.note(f"{budget.used:.1f} GPU minutes were used, {budget.minutes:g} were planned for")
@@ -271,31 +279,50 @@ def _stoppable_start(run: PlannedRun, watch: StudyWatch, engines: Engines) -> It
 
 
 def _measure(
-    run: PlannedRun, book: _Book, engines: Engines, void: StoredRun | None = None
+    run: PlannedRun,
+    book: _Book,
+    engines: Engines,
+    budget: Budget,
+    before: StoredRun | None = None,
 ) -> StoredRun:
-    """One run; `void` is the try before it, which moves aside and is named in the notes."""
+    """One run; `before` is the try before it, which moves aside and, if void, stands in the notes.
+
+    A try that failed measured nothing and is not counted.
+    """
     folder = book.directory.run_folder(run.run_id)
     facts, notes = engines.known(run)
     aside = set_aside(folder)  # an earlier try
-    if void is not None and void.summary is not None and aside is not None:
-        why = "; ".join(void.summary.verdict.reasons)
-        notes = (*notes, f"measured again: the try before it, kept in {aside.name}, is void: {why}")
+    tries = 1
+    if before is not None and engines.of(run).name != "twin":
+        void = before.state == "void" and before.summary is not None
+        tries = before.meta.tries + void
+        if void and before.summary is not None and aside is not None:
+            why = "; ".join(before.summary.verdict.reasons)
+            again = f"try {tries}: the one before it, kept in {aside.name}, is void: {why}"
+            notes = (*notes, f"measured again, {again}")
     watch = book.started(run)
     stored = carry_out(
-        run, folder, engines.of(run), watch, known=facts, notes=notes, calibrate=book.calibrate
+        run,
+        folder,
+        budget.told(engines.of(run)),
+        watch,
+        known=facts,
+        notes=notes,
+        calibrate=book.calibrate,
+        tries=tries,
     )
     book.ended(stored)
     return stored
 
 
-def _load_cold(run: PlannedRun, book: _Book, engines: Engines) -> None:
+def _load_cold(run: PlannedRun, book: _Book, engines: Engines, budget: Budget) -> None:
     """Give a fresh engine its first load, which is stored beside the study's runs."""
     cold = engines.cold_due(run)
     if cold is None:
         return
     folder = engines.cold_folder(cold)
     watch = book.watch.started(cold)
-    stored = carry_out(cold, folder, engines.of(cold), watch, notes=(COLD_NOTE,))
+    stored = carry_out(cold, folder, budget.told(engines.of(cold)), watch, notes=(COLD_NOTE,))
     engines.cold_done(stored)
     book.watch.ended(stored)
 

@@ -219,6 +219,7 @@ def _line(entry: RunEntry, experiment: ExperimentResult, result: StudyResult) ->
         reasons=reasons,
         seed=entry.seed,
         warnings=warnings,
+        tries=entry.tries,
     )
 
 

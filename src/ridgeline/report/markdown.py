@@ -107,6 +107,7 @@ def _experiment(row: ExperimentRow, report: StudyReport) -> list[str]:
         return f"**{text}**" if key in missed else text
 
     count = sum(line.state == "valid" for line in row.runs)
+    tries = sum(line.tries for line in row.runs)
     other = row.other_workload and row.name != report.baseline
     return [
         row.name,
@@ -121,7 +122,7 @@ def _experiment(row: ExperimentRow, report: StudyReport) -> list[str]:
         "baseline"
         if row.name == report.baseline
         else _difference(row.against_baseline.get("cost.usd_per_million_output_tokens")),
-        f"{count} of {len(row.runs)}",
+        f"{count} of {len(row.runs)}" + (f" in {tries} tries" if tries > len(row.runs) else ""),
     ]
 
 

@@ -85,7 +85,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """One run of an experiment. `order` is its place in the study, from 1."""
+    """One run of an experiment. `order` is its place in the study, from 1. `tries`: how often it
+    was measured, this one included.
+    """
 
     run_id: str
     experiment: str
@@ -95,6 +97,7 @@ class RunLine:
     reasons: tuple[str, ...] = ()
     seed: int | None = None
     warnings: tuple[str, ...] = ()
+    tries: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,23 @@
 """The verdict on a report's runs in words: how many are valid, and why the others are not."""
 
+from collections.abc import Sequence
+
 from ridgeline.report.alike import kind_of, told_once
 from ridgeline.report.model import RunLine, StudyReport
 
 
 def run_counts(report: StudyReport) -> tuple[int, int, str]:
-    """Valid runs, all runs, and both in words: "35 of 36 runs valid, 1 void"."""
+    """Valid runs, all runs, and both in words: "35 of 36 runs valid, 1 void".
+
+    Runs that were measured again say so: "all 3 runs valid, in 5 tries".
+    """
     runs = [run for row in report.rows for run in row.runs]
+    valid, count, words = _counted(runs)
+    tries = sum(run.tries for run in runs)
+    return valid, count, f"{words}, in {tries} tries" if tries > len(runs) else words
+
+
+def _counted(runs: Sequence[RunLine]) -> tuple[int, int, str]:
     valid = sum(run.state == "valid" for run in runs)
     if not runs:
         return 0, 0, "no run recorded"

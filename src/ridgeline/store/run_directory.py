@@ -33,7 +33,8 @@ class RunMeta:
 
     `fingerprint` is equal for runs that must give the same result on the same machine: it covers
     configuration, workload (with its seed), targets and versions. `repeat` counts from 1.
-    `started_at` is ISO 8601 in UTC.
+    `started_at` is ISO 8601 in UTC. `tries`: how often it was measured, this time included; those
+    before it were void.
     """
 
     run_id: str
@@ -49,6 +50,7 @@ class RunMeta:
     endpoint: str = "chat"
     versions: Mapping[str, str] = field(default_factory=dict)
     host: Mapping[str, Any] = field(default_factory=dict)
+    tries: int = 1
 
 
 @dataclass(frozen=True, slots=True)

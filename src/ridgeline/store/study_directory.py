@@ -41,7 +41,8 @@ class RunEntry:
     """A run of the study. `reason` says why it is void, failed or interrupted.
 
     outdated: it was measured under an earlier study file or version and is no part of the study as
-    it stands now: kept and shown, never compared.
+    it stands now: kept and shown, never compared. tries: how often it was measured, this one
+    included, the others being void: a run that is tried until it is valid is a chosen one.
     """
 
     run_id: str
@@ -52,6 +53,7 @@ class RunEntry:
     fingerprint: str
     reason: str | None = None
     outdated: bool = False
+    tries: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ def _study_result() -> dict[str, Any]:
             "seed": {"type": ["integer", "null"]},
             "state": _TEXT,
             "left_out": maybe_text,
+            "tries": {"type": "integer"},
         }
     )
     run = _closed(
