@@ -20,6 +20,7 @@ from ridgeline.domain.records import RequestRecord
 from ridgeline.domain.rows import MISSING, ROW, RowsBuilder
 from ridgeline.domain.run import ClientCheck, LiveFigures
 from ridgeline.domain.workload import Arrivals, Workload
+from ridgeline.load import crew as crew_module
 from ridgeline.load.crew import together, workers_for
 from ridgeline.load.line import Line
 from ridgeline.workload.schedule import draw_schedule
@@ -188,6 +189,47 @@ def test_a_worker_that_dies_ends_the_run_and_is_named() -> None:
     assert "of 2 died (signal 9): its part of the load was not offered" in fault
     assert sum(r.failure is None for r in outcome.records) > 10
     assert not workers_of(os.getpid())
+
+
+def test_a_worker_that_hangs_is_ended_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped as by a debugger, or waiting for a disk: the run ends all the same, and is void."""
+    monkeypatch.setattr(crew_module, "SILENT_S", 2.0)
+    watch = RecordingWatch()
+
+    def stop() -> None:
+        wait_for(lambda: watch.figures and watch.figures[-1].sent > 10)
+        os.kill(workers_of(os.getpid())[0].pid, signal.SIGSTOP)
+
+    stopper = threading.Thread(target=stop)
+    with MockProcess([plain_stream(2, first_ms=20, gap_ms=5)]) as mock:
+        stopper.start()
+        began = time.monotonic()
+        outcome = drive(mock.url, closed(4, duration_s=60.0), workers=2, watch=watch)
+        assert time.monotonic() - began < 20
+        stopper.join()
+    (fault,) = outcome.result.client.faults
+    assert "of 2 hung (no word for 2 s) and was ended: its part of the load was not" in fault
+    assert sum(r.failure is None for r in outcome.records) > 5
+    assert not workers_of(os.getpid())
+
+
+def test_a_worker_that_was_away_for_less_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_module, "SILENT_S", 2.0)
+    watch = RecordingWatch()
+
+    def pause() -> None:
+        wait_for(lambda: watch.figures and watch.figures[-1].sent > 4)
+        pid = workers_of(os.getpid())[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.8)
+        os.kill(pid, signal.SIGCONT)
+
+    pauser = threading.Thread(target=pause)
+    with MockProcess([plain_stream(2, first_ms=20, gap_ms=5)]) as mock:
+        pauser.start()
+        outcome = drive(mock.url, closed(4, duration_s=2.5), workers=2, watch=watch)
+        pauser.join()
+    assert outcome.result.client.faults == ()
 
 
 def test_what_a_worker_finds_wrong_is_the_runs_error() -> None:

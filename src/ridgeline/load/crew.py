@@ -7,6 +7,7 @@ however many workers send them. All share the run's zero: the monotonic clock is
 import contextlib
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,10 @@ LOOK_S = 0.05  # how often the user's wish to stop is looked for
 LIVE_S = 0.5
 LEAD_NS = 50_000_000  # from the word to the run's zero: every worker must have heard it by then
 STOP_S = 5.0  # after a stop a worker that has not ended by then is ended
+# A worker says something every half a second. One that is silent for so long hangs (stopped,
+# frozen, waiting for a disk), and will not come back in time to offer its part of the load.
+SILENT_S = 10.0
+START_S = 60.0  # to start and to prepare its part, beside the time that connecting may take
 
 
 def drive_with(workers: int, job: Job, sink: RecordSink, watch: Watch) -> DriveResult:
@@ -66,6 +71,8 @@ class _Member:
         self.live: LiveFigures | None = None
         self.level: tuple[int, int] | None = None  # chunks until now, requests in flight
         self.drove: Drove | None = None
+        self.silent_s = 0.0  # for how long nothing has come, while the parent looked
+        self.hung = False
         secure = any(site.tls is not None for site in job.sites)
         plain = [replace(site, tls=None) for site in job.sites]
         self.line.send("job", replace(job, sites=plain), secure)
@@ -79,11 +86,14 @@ class _Member:
     def end(self) -> int:
         """See it end, or end it; its exit status, below 0 the signal."""
         self.line.close()
+        if not self.hung:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(timeout=0.5)
+        self.process.kill()
         try:
-            return self.process.wait(timeout=0.5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
+            return self.process.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:  # waiting inside the kernel: it ends when it wakes
+            return -signal.SIGKILL
 
 
 class Crew:
@@ -155,15 +165,20 @@ class Crew:
         """Take messages until `done()`."""
         shown = time.monotonic()
         late: float | None = None
+        looked = time.monotonic()
         while not done():
             for key, _ in selector.select(LOOK_S):
                 member: _Member = key.data
+                member.silent_s = 0.0
                 for message in member.line.receive():
                     self._take(member, message)
                 if member.line.closed:
                     selector.unregister(member.line)
                     self._mourn(member)
             now = time.monotonic()
+            # a pause of the parent's own, as when all are stopped together, is nobody's silence
+            self._end_silent(selector, min(now - looked, 2 * LOOK_S))
+            looked = now
             if not self._stopped and self._watch.stop_asked():
                 self._stopped = True
                 self._tell_all("stop")
@@ -174,6 +189,20 @@ class Crew:
                 shown = now
                 self._show()
 
+    def _end_silent(self, selector: selectors.BaseSelector, passed_s: float) -> None:
+        """End the workers from which nothing has come for too long."""
+        connect_s = self._job.limits.connect_ns / 1e9
+        limit_s = SILENT_S if self._zero_ns else START_S + connect_s
+        for member in self._members:
+            if member.line.closed or (member.ready and not self._zero_ns):
+                continue  # what is ready waits for the others
+            member.silent_s += passed_s
+            if member.silent_s > limit_s and member.drove is None:
+                member.hung = True
+                selector.unregister(member.line)
+                member.line.close()
+                self._mourn(member)
+
     def _kill(self) -> None:
         for member in self._members:
             if member.drove is None:
@@ -183,7 +212,12 @@ class Crew:
         """A worker's line is closed: in order when it had said its last word."""
         if member.drove is not None or not self._zero_ns:
             return
-        text = f"worker {member.index + 1} of {len(self._members)} died ({_how(member.end())})"
+        how = _how(member.end())
+        text = f"worker {member.index + 1} of {len(self._members)} "
+        if member.hung:
+            text += f"hung (no word for {SILENT_S:g} s) and was ended"
+        else:
+            text += f"died ({how})"
         self._faults.append(f"{text}: its part of the load was not offered")
         self._end(time.monotonic_ns())
 
