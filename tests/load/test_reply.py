@@ -85,10 +85,12 @@ def test_a_null_error_is_none() -> None:
 
 
 def test_usage_that_is_not_a_count_was_not_reported() -> None:
-    value = chunk_value([], usage={"prompt_tokens": -1, "completion_tokens": "7"})
+    value = chunk_value([], usage={"prompt_tokens": 5, "completion_tokens": "7"})
     found = read_event(json.dumps(value).encode()).usage
     assert found is not None
-    assert (found.prompt_tokens, found.completion_tokens, found.cached_tokens) == (None, None, None)
+    assert (found.prompt_tokens, found.completion_tokens) == (5, None)
+    value = chunk_value([], usage={"prompt_tokens": -1, "completion_tokens": "7"})
+    assert read_event(json.dumps(value).encode()).usage is None
 
 
 def test_stamps_and_shared_marks() -> None:
@@ -429,3 +431,52 @@ def test_a_whole_reply_in_one_read_does_not_end_with_content() -> None:
         reply = reply_of([(1, whole.replace(b"chatcmpl-1", name))])
         assert len(reply.stamps) == 1
         assert not reply.content_last
+
+
+GOOD_END = finish() + usage(3, 1) + DONE
+SECOND = event(chunk_value([{"index": 1, "delta": {"content": "b"}, "finish_reason": None}]))
+TWO = event(
+    chunk_value([{"index": i, "delta": {"content": "b"}, "finish_reason": None} for i in (0, 1)])
+)
+
+
+@pytest.mark.parametrize("known", [1, 4], ids=["new", "of a known form"])
+@pytest.mark.parametrize(
+    ("odd", "failure", "detail"),
+    [
+        (b'event: error\ndata: {"message": "out of blocks"}\n\n', "stream_error", "out of blocks"),
+        (b'data: {"message": "out of blocks"}\nevent:error\n\n', "stream_error", "out of blocks"),
+        (b"event: error\ndata: boom\n\n", "stream_error", "boom"),
+        (finish("abort"), "aborted", "the server ended it"),
+        (finish("error"), "stream_error", "finish reason 'error'"),
+        (SECOND, "bad_stream", "more than one choice"),
+        (TWO, "bad_stream", "more than one choice"),
+    ],
+)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_good_end_does_not_hide_what_went_wrong(
+    known: int, odd: bytes, failure: str, detail: str, again: bool
+) -> None:
+    """In one read or in several, the first time and when such replies have been seen."""
+    parts = [role(), *[text()] * known, odd, GOOD_END]
+    for blocks in ([(1, b"".join(parts))], [(i, part) for i, part in enumerate(parts)]):
+        for _ in range(1 + again):
+            found, why = reply_of(blocks).judge(None)
+            assert found == failure
+            assert why is not None
+            assert detail in why
+
+
+def test_other_event_names_are_no_errors() -> None:
+    reply = reply_of([(1, b"event: chunk\n" + text() + GOOD_END)])
+    assert reply.judge(None) == (None, None)
+    assert len(reply.stamps) == 1
+
+
+def test_a_usage_without_counts_does_not_undo_one_with_them() -> None:
+    empty = event(chunk_value([], usage={}))
+    odd = event(chunk_value([], usage={"prompt_tokens": None, "completion_tokens": "7"}))
+    reply = reply_of([(1, text() + finish() + usage(3, 1) + empty + odd + DONE)])
+    assert reply.usage is not None
+    assert reply.usage.numbers[:2] == (3, 1)
+    assert reply_of([(1, text() + finish() + empty + DONE)]).usage is None

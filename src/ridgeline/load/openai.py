@@ -161,6 +161,9 @@ def read_event(data: bytes) -> Event:
     if not isinstance(choices, list) or not isinstance(choices[0], dict):
         raise BadStream(f"an event has no choices to read: {_excerpt(data)}")
     choice = choices[0]
+    if len(choices) > 1 or choice.get("index") not in (None, 0):
+        # pooled, the gaps between them would be nobody's
+        raise BadStream(f"more than one choice in a reply, only one can be timed: {_excerpt(data)}")
     reason = choice.get("finish_reason")
     answer, reasoning = _content(choice)
     return Event(
@@ -170,6 +173,11 @@ def read_event(data: bytes) -> Event:
         usage=usage,
         text=_text(choice),
     )
+
+
+def error_event(data: bytes) -> Event:
+    """What the data of an event of the type `error` say: an error, whatever their form."""
+    return Event(error=reply_text(data))
 
 
 def _text(choice: dict[str, Any]) -> str:
@@ -194,14 +202,16 @@ def _content(choice: dict[str, Any]) -> tuple[bool, bool]:
 
 
 def read_usage(value: object) -> Usage | None:
-    """Token counts of a `usage` object, None when it is none."""
+    """Token counts of a `usage` object, None when it is none or has no count."""
     if not isinstance(value, dict):
         return None
     details = value.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(
-        _count(value.get("prompt_tokens")), _count(value.get("completion_tokens")), _count(cached)
-    )
+    counts = (value.get("prompt_tokens"), value.get("completion_tokens"), cached)
+    prompt, output, cached = map(_count, counts)
+    if prompt is None and output is None:
+        return None
+    return Usage(prompt, output, cached)
 
 
 def _count(value: object) -> int | None:

@@ -5,8 +5,17 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ridgeline.load.openai import DATA, Event, Usage, after_id, known_event, leading_id, reply_text
-from ridgeline.load.sse import BadStream, SseSplitter, payload_of
+from ridgeline.load.openai import (
+    DATA,
+    Event,
+    Usage,
+    after_id,
+    error_event,
+    known_event,
+    leading_id,
+    reply_text,
+)
+from ridgeline.load.sse import BadStream, SseSplitter, names_error, payload_of
 
 _KEPT_BYTES = 1 << 14  # of a body that is not a stream, for its message
 # Text inside a JSON string, as JSON allows it; bytes from 0x80 on must be checked to be UTF-8.
@@ -20,7 +29,8 @@ _KEPT_REPLIES, _KEPT_REPLY_BYTES = 256, 4096
 # a whole reply without its id -> chunks, events, whether it answers, usage, finish reason, end
 _whole_replies: dict[bytes, tuple[int, int, bool, Usage | None, str | None, bool]] = {}
 _MANY = 8  # pieces from which on it is cheaper to use them than to cut anew
-_NO_GOOD_END = (None, "error", "abort")
+_BAD_ENDS = ("error", "abort")
+_NO_GOOD_END = (None, *_BAD_ENDS)
 _GOOD = None, None
 
 
@@ -308,8 +318,11 @@ class Reply:
         self._events += 1
         if self.done:  # what follows the end marker is not part of the reply
             return False
-        begin = leading_id(block)
-        event = known_event(data, max(0, len(begin) - len(DATA)))
+        if b"event:" in block and names_error(block):
+            event = error_event(data)
+        else:
+            begin = leading_id(block)
+            event = known_event(data, max(0, len(begin) - len(DATA)))
         if event.answer:
             self._answer(event, block, stamp_ns)
         if event.ends:
@@ -330,8 +343,8 @@ class Reply:
         """Take what an event says besides text."""
         if event.usage is not None:
             self.usage = event.usage
-        if event.finish_reason is not None:
-            self.finish_reason = event.finish_reason
+        if event.finish_reason is not None and self.finish_reason not in _BAD_ENDS:
+            self.finish_reason = event.finish_reason  # nothing after a bad end makes it good
         if event.error is not None and self.error is None:
             self.error = event.error
         if event.done:

@@ -1,7 +1,7 @@
 """Server-sent events, split incrementally over bytes (WHATWG HTML, section 9.2).
 
-Only the `data` field matters to an OpenAI-compatible stream; comments, `event`, `id` and `retry`
-lines are skipped.
+Only the `data` field matters to an OpenAI-compatible stream, and whether an `event` line calls it
+an error; comments, other `event`, `id` and `retry` lines are skipped.
 """
 
 MAX_EVENT_BYTES = 16 << 20
@@ -17,6 +17,12 @@ def payload_of(block: bytes) -> bytes | None:
         line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")
     ]
     return b"\n".join(lines) if lines else None
+
+
+def names_error(block: bytes) -> bool:
+    """True when the lines between two blank lines are an event of the type `error`."""
+    types = [line[6:].strip() for line in block.split(b"\n") if line.startswith(b"event:")]
+    return bool(types) and types[-1] == b"error"
 
 
 class SseSplitter:
