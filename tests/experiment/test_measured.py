@@ -10,7 +10,7 @@ from experiment_builders import SECOND, request
 
 from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.occupancy import occupancy
-from ridgeline.domain.records import records_from_requests
+from ridgeline.domain.records import TelemetryRow, records_from_requests
 from ridgeline.domain.run import ClientCheck, RunFacts, Window
 from ridgeline.experiment.binding import measured_limit
 from ridgeline.experiment.estimates import above_graphs_share
@@ -20,8 +20,10 @@ from ridgeline.experiment.measured import (
     account_measured,
     account_warnings,
     measured_steps,
+    replicas_missing,
 )
 from ridgeline.store.run_directory import read_run
+from ridgeline.telemetry.sampling import summarise_engine
 
 
 def facts(telemetry: object) -> RunFacts:
@@ -148,6 +150,41 @@ def test_gauges_alone_split_the_seconds_into_queue_engine_and_outside() -> None:
     assert found.seconds["outside_engine"] == pytest.approx(0.25, abs=0.01)
     assert found.seconds["gpu_idle"] == pytest.approx(0.5 * 0.4, abs=0.01)
     assert found.seconds["engine"] == pytest.approx(0.5 * 0.6, abs=0.01)
+
+
+def two_replicas(*told: str) -> RunFacts:
+    """Two that run 32 requests each and take 100 steps/s; the pages of `told` answered."""
+    rows = [
+        TelemetryRow(t * SECOND, "engine", unit, metric, value)
+        for unit in told
+        for t in range(11)
+        for metric, value in (
+            ("running", 32.0), ("waiting", 68.0), ("steps", 100.0 * t), ("kv_use", 0.5),
+            ("generation_tokens", 3200.0 * t),
+        )
+    ]  # fmt: skip
+    window = Window(0, 11 * SECOND)
+    known = facts({"engine": summarise_engine(rows, window)})
+    server = {**known.server, "urls": ["http://a", "http://b"]}
+    return replace(known, window=window, server=server)
+
+
+def test_a_replica_whose_page_is_missing_is_not_taken_for_an_idle_one() -> None:
+    pair = configuration(data_parallel_size=2)
+    both, one = two_replicas("replica 0", "replica 1"), two_replicas("replica 0")
+    whole = measured_steps(both, pair)
+    assert (whole["mean_running"], whole["mean_waiting"]) == (32.0, 68.0)
+    assert whole["mean_step_s"] == pytest.approx(0.010)
+    assert whole["tokens_per_step"] == pytest.approx(32.0)
+    assert measured_steps(one, pair) == pytest.approx(whole)
+    assert replicas_missing(both) is None
+    missing = replicas_missing(one)
+    assert missing is not None
+    assert missing.startswith("the /metrics page of 1 of 2 replicas told nothing")
+    requests = [request(i, i * 0.25, ttft_s=0.4, gap_s=0.6, tokens=2) for i in range(60)]
+    records = records_from_requests(requests)
+    assert account_measured(records, both, pair, 1.0).seconds != {}
+    assert account_measured(records, one, pair, 1.0).seconds == {}
 
 
 RESULTS = sorted(Path(__file__).parents[2].glob("results/h200/*/*-r[0-9]*/run.json"))

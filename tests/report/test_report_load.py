@@ -1,5 +1,6 @@
 """From a directory on disk to the report: a small study on the twin, and a server that fails."""
 
+import json
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
@@ -145,6 +146,28 @@ def test_how_it_was_measured_is_told(report):
     )
     assert how["Client"] == "simulated clock: the client cannot be the limit"
     assert "max_num_seqs=8" in how["Flags given"]
+
+
+def test_what_an_engine_was_started_with_is_told_without_its_secrets(folder, tmp_path):
+    """Beyond knobs: arguments, image, host, router and variables decide what was measured."""
+    copy = tmp_path / "started"
+    shutil.copytree(folder, copy)
+    path = copy / "eight-r1" / "run.json"
+    body = json.loads(path.read_text())
+    body["run"]["configuration"]["launch"] = {
+        "arguments": ["--swap-space", "8", "--api-key", "abcdefgh"], "image": "vllm/vllm:v0.9",
+        "host": "user@box", "container": ["--ipc=host"], "tunnel": False,
+        "environment": {"VLLM_USE_V1": "1", "HF_TOKEN": "hf_thetoken", "PASSED": None},
+        "router": {"policy": "power_of_two", "arguments": ["--disable-retries"]},
+    }  # fmt: skip
+    path.write_text(json.dumps(body))
+    how = dict(load_report(copy, details=False).how)
+    assert how["Started as"] == (
+        "arguments --swap-space 8 --api-key ***; container options --ipc=host;"
+        " router's command vllm-router; router's arguments --disable-retries;"
+        " environment VLLM_USE_V1=1, HF_TOKEN=***, PASSED; image vllm/vllm:v0.9;"
+        " on user@box, without a tunnel; behind vllm-router (power_of_two)"
+    )
 
 
 def test_a_copied_folder_makes_the_same_page(report, folder, tmp_path):

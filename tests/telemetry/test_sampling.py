@@ -134,7 +134,9 @@ def test_a_window_means_its_own_readings_only() -> None:
         ],
         Window(1 * SECOND, 3 * SECOND),
     )
-    assert found == {"running_mean": 20.0, "running_max": 30.0, "steps_per_s": 100.0}
+    assert found == {
+        "running_mean": 20.0, "running_max": 30.0, "steps_per_s": 100.0, "replicas_told": 1,
+    }  # fmt: skip
 
 
 def test_replicas_add_up_and_shares_do_not() -> None:
@@ -149,6 +151,7 @@ def test_replicas_add_up_and_shares_do_not() -> None:
     )
     assert found == {
         "waiting_mean": 10.0, "waiting_max": 10.0, "kv_use_mean": 0.5, "kv_use_max": 0.8,
+        "replicas_told": 2,
     }  # fmt: skip
 
 

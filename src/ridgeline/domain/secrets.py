@@ -67,7 +67,7 @@ def _is_secret_flag(word: str) -> bool:
     return flag is not None and secret_name(flag[1])
 
 
-def _mask_words(words: Sequence[Any]) -> list[Any]:
+def mask_words(words: Sequence[Any]) -> list[Any]:
     """Command-line words without the values of options that are named like secrets."""
     shown = list(words)
     for i, word in enumerate(shown):
@@ -82,7 +82,8 @@ def _mask_words(words: Sequence[Any]) -> list[Any]:
     return shown
 
 
-def _mask_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+def mask_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables without the values of those that are named like secrets."""
     return {n: MASK if v and secret_name(str(n)) else v for n, v in variables.items()}
 
 
@@ -118,8 +119,8 @@ def mask_all(value: Any, environment: Mapping[str, str] | None = None) -> Any:
     if isinstance(value, Mapping):
         variables = value.get("environment")
         if isinstance(variables, Mapping):
-            value = {**value, "environment": _mask_variables(variables)}
+            value = {**value, "environment": mask_variables(variables)}
         return {mask_all(k, environment): mask_all(v, environment) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [mask_all(v, environment) for v in _mask_words(value)]
+        return [mask_all(v, environment) for v in mask_words(value)]
     return value

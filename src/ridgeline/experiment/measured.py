@@ -10,7 +10,7 @@ The parts that are shown add up to a request's mean E2E because they are scaled 
 for them is told apart from that, before any value is cut off at zero or scaled (ERRORS).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,8 @@ def account_measured(
     late = _lateness_s(records, facts)
     if late is not None:
         steps["client_share"] = late / (late + e2e_s)
+    if _share_told(facts) < 1:  # the sums leave out replicas that the client's figures hold
+        return MeasuredAccount({}, steps)
     steps |= _errors(records, _engine(facts), held, e2e_s)
     shares = _shares(records, _engine(facts), held)
     if not shares:
@@ -95,7 +97,8 @@ def measured_steps(facts: RunFacts, configuration: Configuration) -> dict[str, f
     is left out.
     """
     told = _telemetry(facts)
-    replicas = configuration.knobs.data_parallel_size or 1
+    # Sums over the pages that answered are of that many of the replicas.
+    replicas = (configuration.knobs.data_parallel_size or 1) * _share_told(facts)
     engine = _engine(facts)
     gpus = [g for g in told.get("gpus") or () if isinstance(g, Mapping)]
     rate = engine.get("steps_per_s") if (configuration.knobs.api_server_count or 1) == 1 else None
@@ -245,7 +248,35 @@ def _cores(told: Mapping[str, Any], role: str) -> float | None:
     return known_mean(g.get("cpu_cores_mean") for g in found)
 
 
-def _share_of(value: float | None, replicas: int) -> float | None:
+def _pages(facts: RunFacts) -> tuple[int, int] | None:
+    """Replicas whose /metrics page answered, and all that were asked; None when not recorded."""
+    told = _engine(facts).get("replicas_told")
+    asked = 0
+    for name in ("replicas", "urls"):  # behind a router the one URL is no replica's
+        listed = facts.server.get(name)
+        if not asked and isinstance(listed, Sequence) and not isinstance(listed, str):
+            asked = len(listed)
+    return None if told is None or not asked else (int(told), asked)
+
+
+def _share_told(facts: RunFacts) -> float:
+    pages = _pages(facts)
+    return 1.0 if pages is None else min(1.0, pages[0] / pages[1])
+
+
+def replicas_missing(facts: RunFacts) -> str | None:
+    """A warning when not every replica's /metrics page answered, None when all did."""
+    pages = _pages(facts)
+    if pages is None or pages[0] >= pages[1]:
+        return None
+    told, asked = pages
+    return (
+        f"the /metrics page of {asked - told} of {asked} replicas told nothing in the window: what"
+        " stands for one replica is of the others, and there is no account of seconds"
+    )
+
+
+def _share_of(value: float | None, replicas: float) -> float | None:
     return None if value is None else value / replicas
 
 

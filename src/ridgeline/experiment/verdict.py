@@ -38,7 +38,7 @@ from ridgeline.experiment.counts import (
 )
 from ridgeline.experiment.evidence import Doubt, Evidence, ms
 from ridgeline.experiment.loadsteps import of_steps, steps_not_reached, unsteady
-from ridgeline.experiment.measured import account_warnings
+from ridgeline.experiment.measured import account_warnings, replicas_missing
 from ridgeline.experiment.steady import silent, trend, warmed_up, window_too_short
 
 __all__ = ["Doubt", "Evidence", "judge", "trend"]
@@ -261,8 +261,9 @@ def gpu_disturbed(e: Evidence) -> Iterator[Doubt]:
 
 
 def account_is_off(e: Evidence) -> Iterator[Doubt]:
-    """The server's stages do not agree with its gauges, its own total or the client's."""
-    for text in account_warnings(e.summary.steps):
+    """A replica told nothing, or the server's stages agree with nothing else that is known."""
+    missing = replicas_missing(e.facts)
+    for text in (*([missing] if missing else []), *account_warnings(e.summary.steps)):
         yield Doubt(text, void=False)
 
 

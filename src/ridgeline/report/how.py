@@ -1,19 +1,22 @@
 """How a study was measured, in (label, text) pairs from what the runs recorded about themselves."""
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.knobs import Configuration, Launch
 from ridgeline.domain.parts import load_text
 from ridgeline.domain.run import RunFacts
+from ridgeline.domain.secrets import mask_variables, mask_words
 from ridgeline.domain.workload import Arrivals, Lengths, Trace, TrafficClass, Workload
 from ridgeline.experiment.results import StudyResult
 from ridgeline.report import numbers
 from ridgeline.report.alike import kind_of, told_once
 from ridgeline.report.selftest import calibration_words
 from ridgeline.store.run_directory import StoredRun
+from ridgeline.workload.otherengine import router_name
 
 Facts = tuple[tuple[str, str], ...]
 _ORDER_SHOWN = 8
@@ -62,6 +65,7 @@ def how_measured(result: StudyResult, first: StoredRun | None) -> Facts:
             ("Client calibration", _calibration(first.facts)),
             ("Engine", _engine(first)),
             ("Flags given", _flags(meta.configuration)),
+            ("Started as", _launch(meta.configuration.launch)),
             ("Flags resolved", _resolved(first.facts)),
             ("Hardware", _hardware(meta.configuration, first.facts)),
             ("Host of Ridgeline", _plain(meta.host)),
@@ -227,6 +231,36 @@ def _engine(first: StoredRun) -> str:
 def _flags(configuration: Configuration) -> str:
     given = configuration.knobs.given()
     return ", ".join(f"{name}={value}" for name, value in given.items())
+
+
+def _launch(launch: Launch | None) -> str:
+    """What the engine was started with beyond its knobs; values of secrets are never shown."""
+    if launch is None:
+        return ""
+    words: dict[str, Sequence[str]] = {
+        "command": launch.command or (),
+        "arguments": launch.arguments,
+        "container options": launch.container,
+    }
+    router = launch.router
+    if router is not None:
+        words |= {"router's command": router.command, "router's arguments": router.arguments}
+    parts = [
+        f"{name} {shlex.join(mask_words(said))}".replace("'***'", "***")
+        for name, said in words.items()
+        if said
+    ]
+    if launch.environment:
+        shown = mask_variables(launch.environment)
+        taken = (n if v is None else f"{n}={v}" for n, v in shown.items())
+        parts.append(f"environment {', '.join(taken)}")
+    if launch.image is not None:
+        parts.append(f"image {launch.image}")
+    if launch.host is not None:
+        parts.append(f"on {launch.host}" + ("" if launch.tunnel else ", without a tunnel"))
+    if router is not None:
+        parts.append(f"behind {router_name(router)}")
+    return "; ".join(parts)
 
 
 def _resolved(facts: RunFacts | None) -> str:

@@ -224,8 +224,9 @@ def summarise_engine(rows: Iterable[TelemetryRow], window: Window) -> dict[str, 
     """Means and peaks of the gauges over the window, growth per second of the counters.
 
     Gauges and rates of several replicas are added up at their means; KV use is their mean, its
-    peak the fullest replica's. Keys that were not measured are absent. "steps_per_s" counts steps
-    with output: vLLM does not count a step that only carries unfinished prompts.
+    peak the fullest replica's. "replicas_told" is how many of them said anything: a page that did
+    not answer is missing in every sum. Keys that were not measured are absent. "steps_per_s" counts
+    steps with output: vLLM does not count a step that only carries unfinished prompts.
     """
     series = _series(rows, "engine", window)
     found: dict[str, float] = {}
@@ -248,7 +249,8 @@ def summarise_engine(rows: Iterable[TelemetryRow], window: Window) -> dict[str, 
         ]
         if rates:
             found[f"{metric}_per_s"] = sum(rates)
-    return {**found, **_stage_means(series)}
+    found |= _stage_means(series)
+    return {**found, "replicas_told": len({unit for unit, _ in series})} if found else {}
 
 
 def _stage_means(series: Mapping[tuple[str, str], "_Points"]) -> dict[str, float]:
