@@ -7,10 +7,12 @@ Every run keeps its record (figures, verdict, facts), its requests and its telem
 single chunks, nine tenths of the data, stay with the first valid repeat of each experiment only:
 the charts of a report show that one. Engine logs and earlier, void tries stay behind. Of absolute
 paths in the command that index.json keeps, the last part is left: a folder of the measuring host
-says nothing to a reader. Standard library only.
+says nothing to a reader. A study in which a variable or option that is named like a secret has a
+value is refused: Ridgeline refuses such studies, but results may be older. Standard library only.
 """
 
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -18,6 +20,10 @@ from pathlib import Path
 
 KEPT = ("run.json", "requests.parquet", "telemetry.parquet", "steps.parquet")
 CHUNKS = "chunks.parquet"
+SECRET = re.compile(  # HF_TOKEN: value, "API_KEY": "value", --api-key value, "--api-key", "value"
+    r"""\b([A-Z][A-Z0-9_]*_?(?:TOKEN|KEY|SECRET|PASSWORD))["']?\s*[:=]\s*(?!null\b|~|["']{2}|"\*|\$)["'\w]"""
+    r"""|(--(?:api[-_]key|hf[-_]token))["']?(?:\s*,\s*|\s+|=)["']?(?![-*$"'\s\]])\S"""
+)
 
 
 def trim(source: Path, target: Path) -> int:
@@ -39,6 +45,15 @@ def trim(source: Path, target: Path) -> int:
     for cold in sorted((source / "cold").glob("*")):
         copied += _run(cold, target / "cold" / cold.name, chunks=False)
     return copied
+
+
+def secret_in(source: Path) -> str | None:
+    """File and name of the first secret among what is kept as text, None when there is none."""
+    for file in (source / "study.yaml", source / "index.json", *sorted(source.rglob("run.json"))):
+        found = SECRET.search(file.read_text(encoding="utf-8")) if file.is_file() else None
+        if found is not None:
+            return f"{file}: {found[1] or found[2]}"
+    return None
 
 
 def _without_folders(command: str) -> str:
@@ -65,4 +80,6 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     if not (folder / "index.json").is_file():
         sys.exit(f"trim_results.py: {folder} holds no study (no index.json)")
+    if found := secret_in(folder):
+        sys.exit(f"trim_results.py: {found} holds a secret; take its value out of the file first")
     print(f"{sys.argv[2]}: {trim(folder, Path(sys.argv[2])) / 1e6:.1f} MB")

@@ -7,6 +7,8 @@ import sys
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from ridgeline.experiment.results import load_results
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +130,33 @@ def test_what_cannot_work_is_said(tmp_path: Path) -> None:
         )
         assert done.returncode == 2
         assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("study.yaml", "launch:\n  environment: {HF_TOKEN: hf_x}\n", "HF_TOKEN"),
+        ("study.yaml", "launch:\n  environment:\n    MY_API_KEY: 'x'\n", "MY_API_KEY"),
+        ("study.yaml", "launch: {arguments: [--api-key, sk-x]}", "--api-key"),
+        ("a-r1/run.json", '{"environment": {"HF_TOKEN": "hf_x"}}', "HF_TOKEN"),
+        ("a-r1/run.json", '{"arguments": ["--hf-token", "hf_x"]}', "--hf-token"),
+        ("study.yaml", "launch:\n  environment: {HF_TOKEN: null, A_KEY: '', B_KEY: $B}\n", None),
+        ("study.yaml", "launch: {arguments: [--hf-token, --seed, '1', --api-key, $K]}", None),
+        ("a-r1/run.json", '{"environment": {"HF_TOKEN": "***"}, "a": ["--api-key", "***"]}', None),
+    ],
+)
+def test_results_that_hold_a_secret_are_not_trimmed(
+    tmp_path: Path, name: str, text: str, named: str | None
+) -> None:
+    (tmp_path / "s" / "a-r1").mkdir(parents=True)
+    (tmp_path / "s" / "index.json").write_text('{"order": [], "runs": {}}')
+    (tmp_path / "s" / name).write_text(text)
+    command = [sys.executable, ROOT / "scripts" / "trim_results.py", tmp_path / "s", tmp_path / "o"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == (0 if named is None else 1)
+    assert (tmp_path / "o").exists() == (named is None)
+    assert named is None or f"{name}: {named} holds a secret" in done.stderr
+    assert "hf_x" not in done.stderr
 
 
 def test_trimmed_results_keep_chunks_of_the_first_valid_repeat_alone(tmp_path: Path) -> None:
