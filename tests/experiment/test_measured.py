@@ -215,6 +215,7 @@ def test_the_servers_stages_and_what_is_left_over_are_the_seconds() -> None:
     busy_front = with_stages(decode_mean_s=0.3, prefill_mean_s=0.05).seconds
     assert busy_front["api_server"] == pytest.approx(0.35, abs=2e-3)
     assert busy_front["network_http"] == pytest.approx(0.1, abs=2e-3)
+    assert with_stages(e2e_mean_s=0.8).seconds["network_http"] == pytest.approx(0.2, abs=2e-3)
     assert {name: found.steps[name] for name in ERRORS} == pytest.approx(
         dict.fromkeys(ERRORS, 0.0), abs=0.01
     )
