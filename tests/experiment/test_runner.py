@@ -431,7 +431,7 @@ def test_what_has_no_result_comes_before_another_try_of_what_failed(tmp_path: Pa
 
 
 def test_a_study_can_be_copied_and_read_elsewhere(tmp_path: Path) -> None:
-    go(plan(), tmp_path / "here", FakeEngine())
+    go(plan(repeats=3), tmp_path / "here", FakeEngine())
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     shutil.rmtree(tmp_path / "here")
     result = load_results(tmp_path / "there")

@@ -104,14 +104,25 @@ def test_equal_configurations_are_covered_and_a_planted_gain_is_found(repeats: i
 
 
 def test_direction_is_that_of_the_metric() -> None:
-    slow = {1: summary(100, 0.50), 2: summary(101, 0.52)}
-    fast = {1: summary(200, 0.30), 2: summary(203, 0.31)}
+    slow = {1: summary(100, 0.50), 2: summary(101, 0.52), 3: summary(99, 0.51)}
+    fast = {1: summary(200, 0.30), 2: summary(203, 0.31), 3: summary(198, 0.31)}
     better = compare(slow, fast)
     assert better[RATE].verdict == "clearly better"
     assert better["ttft_s.p95"].verdict == "clearly better"
     assert better["cost.usd_per_million_output_tokens"].delta == pytest.approx(-0.5, rel=0.01)
     worse = compare(fast, slow)
     assert {worse[m].verdict for m in (RATE, "ttft_s.p95")} == {"clearly worse"}
+
+
+def test_two_measured_pairs_make_nothing_clear() -> None:
+    """They may agree by chance, as two of results/h200/two-gpus do, whose third lies 31 % away."""
+    slow = {1: summary(100, 0.50), 2: summary(101, 0.52)}
+    fast = {1: summary(200, 0.30), 2: summary(202.1, 0.31)}
+    got = compare(slow, fast)[RATE]
+    assert got.low is not None
+    assert got.low > 0.9  # an interval that would say "twice as much, and nothing else"
+    assert (got.verdict, got.pairs) == ("no clear difference", 2)
+    assert "two pairs do not show how large the noise is" in (got.reason or "")
 
 
 def test_a_pair_is_the_same_repeat_and_only_that() -> None:

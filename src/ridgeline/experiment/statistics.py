@@ -35,6 +35,9 @@ Comparison = Literal["clearly better", "clearly worse", "no clear difference"]
 LEVEL = 0.95
 POWER = 0.8
 FEWEST_PAIRS = 2
+# Two measured pairs that happen to agree give an interval a hundred times too narrow, and nothing
+# in them says so: with one degree of freedom the noise is not known.
+FEWEST_CLEAR = 3
 ROUNDING = 1e-9  # a twin repeats itself exactly; what floating point adds is no difference
 
 # Metric (path into Summary) -> is less better? Everything that experiments are compared by.
@@ -65,6 +68,7 @@ _MORE_IS_BETTER = ("throughput.", "goodput.")
 _NUMBERS = re.compile(r"\d[\d.,]*")
 _Z = 1.959964  # the normal distribution's two-sided 95 % point
 _ONE_PAIR = "one pair of runs has no interval"
+FEW_PAIRS = "two pairs do not show how large the noise is: three make a difference clear"
 _COARSE = "every pair gave the very same difference: the figure is too coarse for an interval"
 SHARES = ("goodput.attainment", "requests.error_rate")
 _LATENCY_FIELDS = ("ttft_s", "ttft_intent_s", "itl_s", "tpot_s", "e2e_s", "worst_stall_s")
@@ -156,6 +160,8 @@ def _of_ratios(
         reason = f"equal within {100 * equal_within:g} %"
         return Difference(delta, *back, "no clear difference", n, reason)
     verdict = _verdict(low, high, less_is_better)
+    if not exact and n < FEWEST_CLEAR and verdict != "no clear difference":
+        return Difference(delta, *back, "no clear difference", n, FEW_PAIRS)
     return Difference(delta, *back, verdict, n, detectable=detectable(steps))
 
 

@@ -6,6 +6,7 @@ import math
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.slo import Limit, parse_slo
 from ridgeline.domain.summary import Interval, SloResult, Summary
+from ridgeline.experiment.statistics import FEW_PAIRS
 from ridgeline.report import numbers
 from ridgeline.report.model import (
     COST,
@@ -215,6 +216,8 @@ def comparison_words(difference: Difference) -> str:
     words: str = difference.verdict
     if words == "no clear difference" and difference.detectable is not None:
         words += f" (±{numbers.percent(difference.detectable)} would be found)"
+    elif difference.reason == FEW_PAIRS:
+        words += " (two pairs are too few)"
     return words
 
 
