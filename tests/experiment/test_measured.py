@@ -12,6 +12,7 @@ from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.occupancy import occupancy
 from ridgeline.domain.records import TelemetryRow, records_from_requests
 from ridgeline.domain.run import ClientCheck, RunFacts, Window
+from ridgeline.domain.summary import jsonable
 from ridgeline.experiment.binding import measured_limit
 from ridgeline.experiment.estimates import above_graphs_share
 from ridgeline.experiment.measured import (
@@ -308,6 +309,7 @@ def test_which_accounts_of_the_runs_on_the_gpu_are_off_is_known() -> None:
         stored = run.summary.steps
         assert errors == pytest.approx({n: v for n, v in stored.items() if n in ERRORS}), path
         assert set(account_warnings(errors)) <= set(run.summary.verdict.warnings), path
+        assert json.loads(path.read_text())["verdict"] == jsonable(run.summary.verdict), path
         with_stages_told += bool(errors)
         for name, error in errors.items():
             if abs(error) > 0.05 and run.valid:
