@@ -317,6 +317,7 @@ def test_what_follows_a_chunk_in_its_read_may_have_come_later(
     assert check.first_error_max_s is not None
     assert check.stamp_error_max_s is not None
     assert min(check.first_error_max_s, check.stamp_error_max_s) > miss_ns / 1e9 - 0.003
+    assert record.first_error_ns == record.chunk_error_ns == round(check.first_error_max_s * 1e9)
 
 
 @pytest.mark.parametrize("more", [b"", b"\r\n"])

@@ -17,7 +17,7 @@ import pytest
 
 from ridgeline.domain.errors import EndpointError
 from ridgeline.domain.records import RequestRecord
-from ridgeline.domain.rows import MISSING, ROW, RowsBuilder
+from ridgeline.domain.rows import MISSING, ROW, ROW_NUMBERS, RowsBuilder
 from ridgeline.domain.run import ClientCheck, LiveFigures
 from ridgeline.domain.workload import Arrivals, Workload
 from ridgeline.load import crew as crew_module
@@ -271,7 +271,7 @@ def test_rows_survive_their_way_home() -> None:
     line, home = Line(ours), Line(theirs)
     rows = RowsBuilder(zero_ns=1000)
     place = rows.say(("stream_cut",), ("stream_cut", "ümläut", None, None))
-    values = [7, 3, 1010, 1011, 1012, 1013, 1014, 15, 16, *[MISSING] * 12]
+    values = [7, 3, 1010, 1011, 1012, 1013, 1014, 15, 16, *[MISSING] * (len(ROW_NUMBERS) - 9)]
     rows.numbers += ROW(*values, place, 2)
     rows.stamps.extend((1012, 1013))
     rows.shared += b"\0\1"

@@ -17,6 +17,7 @@ def attained(
     slo: Slo,
     *,
     open_loop: bool,
+    slack_ns: Floats | None = None,
 ) -> Bools | None:
     """Which of the requests in `rows` meet every per-request limit; None without such a limit.
 
@@ -25,7 +26,7 @@ def attained(
     every one of its limits by the request's own gaps: itl_p95_ms is met when 95 % of them are
     inside. A failed request meets nothing; one without the value (a reply of one token has no
     gaps) has nothing to miss. `values` are per row, in seconds. In open loop ttft counts from the
-    intended start.
+    intended start. `slack_ns`, per request of the run, is added to the limits on its own gaps.
     """
     limits = [limit for limit in slo.limits if limit.statistic is not None]
     if not limits:
@@ -37,11 +38,11 @@ def attained(
         meets &= np.isnan(value) | (value <= largest)
     for limit in limits:
         if limit.metric == "itl":
-            meets &= _own_gaps_inside(records, limit)[rows]
+            meets &= _own_gaps_inside(records, limit, slack_ns)[rows]
     return meets
 
 
-def _own_gaps_inside(records: RunRecords, limit: Limit) -> Bools:
+def _own_gaps_inside(records: RunRecords, limit: Limit, slack_ns: Floats | None) -> Bools:
     """Per request of the run: do its own gaps keep an itl limit (inverted CDF)?"""
     chunks = np.diff(records.chunk_start)
     gaps = np.maximum(chunks - 1, 0)
@@ -54,13 +55,17 @@ def _own_gaps_inside(records: RunRecords, limit: Limit) -> Bools:
     if limit.statistic == "mean":
         ends = records.chunk_start[filled + 1] - 1
         spans = records.chunk_ns[ends] - records.chunk_ns[starts]
-        inside[filled] = spans <= limit_ns * gaps[filled]
+        more_ns = 0.0 if slack_ns is None else slack_ns[filled]
+        inside[filled] = spans <= limit_ns * gaps[filled] + more_ns
         return inside
     assert limit.statistic is not None
     percent = int(limit.statistic[1:])
     slow = np.empty(len(records.chunk_ns), dtype=np.int64)
     slow[0] = 0
-    np.greater(np.diff(records.chunk_ns), limit_ns, out=slow[1:], casting="unsafe")
+    limits: Floats | float = limit_ns
+    if slack_ns is not None:
+        limits = np.repeat(limit_ns + slack_ns, chunks)[1:]
+    np.greater(np.diff(records.chunk_ns), limits, out=slow[1:], casting="unsafe")
     slow[starts] = 0
     fast = gaps[filled] - np.add.reduceat(slow, starts)
     inside[filled] = fast * 100 >= percent * gaps[filled]

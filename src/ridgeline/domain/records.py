@@ -63,7 +63,8 @@ class RequestRecord:
     `read_timed`: how many of its chunks carry the time of the read, not the kernel's receive time.
     `traffic_class`: the name of its class, where the workload has some. `cap_wait_ns`: how long it
     waited for a slot, where the requests in flight were capped. `session` and `turn` (from 0) of a
-    conversation.
+    conversation. `first_error_ns` and `chunk_error_ns`: by how much its first chunk, and any of its
+    chunks, may look too late because the client read them late.
 
     Nobody changes one. It is not declared frozen, because it is made while the load goes on, and
     Python takes four times as long for a frozen value of so many fields.
@@ -97,6 +98,8 @@ class RequestRecord:
     cap_wait_ns: int | None = None
     session: int | None = None
     turn: int | None = None
+    first_error_ns: int | None = None
+    chunk_error_ns: int | None = None
     chunk_ns: Ints | None = None
     chunk_shared: Bools | None = None
     steps: StepRuns | None = None
@@ -232,6 +235,7 @@ NUMBER_COLUMNS = (
     "prompt_tokens", "output_tokens", "cached_tokens",
     "http_status", "connect_ns", "first_answer_ns", "arrived_ns", "scheduled_ns",
     "target", "preemptions", "retries", "read_timed", "cap_wait_ns", "session", "turn",
+    "first_error_ns", "chunk_error_ns",
 )  # fmt: skip
 TEXT_COLUMNS = ("failure", "failure_detail", "finish_reason", "traffic_class")
 

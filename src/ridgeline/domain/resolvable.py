@@ -5,16 +5,20 @@ percentile that such an error can change by more than ERROR_SHARE of itself (and
 ERROR_FLOOR_S) becomes None, and `intervals` has the reason. Pure.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 
+from ridgeline.domain.attainment import attained
+from ridgeline.domain.metrics import output_tokens, take_sample
 from ridgeline.domain.records import RunRecords
 from ridgeline.domain.run import ClientCheck, Window
-from ridgeline.domain.slo import parse_slo
+from ridgeline.domain.slo import Limit, Slo, parse_slo
 from ridgeline.domain.summary import (
+    Goodput,
     Interval,
     LoadStepFigures,
     PartFigures,
@@ -25,6 +29,7 @@ from ridgeline.domain.summary import (
 
 ERROR_FLOOR_S = 0.001  # a smaller error matters for no figure
 ERROR_SHARE = 0.05  # of the figure
+ATTAINMENT_SHARE = 0.01  # of the requests: a share that is less sure is not told
 PERCENTS = (50, 90, 95, 99)
 NAMES = ("ttft_s", "ttft_intent_s", "itl_s", "tpot_s", "e2e_s", "worst_stall_s")
 
@@ -95,6 +100,7 @@ def read_errors(client: ClientCheck, records: RunRecords, window: Window) -> Rea
     suspect = 1.0
     if client.receive_clock == "kernel" and len(rows):
         suspect = float(_suspect(records)[rows].mean())
+    firsts = first_errors(client, records, window)
     return ReadErrors(
         client.stamp_error_p95_s,
         client.stamp_error_p99_s,
@@ -102,10 +108,57 @@ def read_errors(client: ClientCheck, records: RunRecords, window: Window) -> Rea
         client.stamp_error_max_s,
         float(np.median(counts[rows])) if len(rows) else 1.0,
         suspect,
-        client.first_error_p95_s,
-        client.first_error_p99_s,
-        client.first_error_max_s,
+        *firsts,
     )
+
+
+def first_errors(
+    client: ClientCheck, records: RunRecords, window: Window
+) -> tuple[float | None, float | None, float | None]:
+    """How far first chunks may be too late (s) at p95, p99 and most: those of these requests.
+
+    Of one class among many, or of one step of the load, the lateness is not that of all. Where a
+    run does not tell it for each request, it is the run's.
+    """
+    inside = (records.sent_ns >= window.start_ns) & (records.sent_ns < window.end_ns)
+    errors = records.first_error_ns[inside & records.ok & ~np.isnan(records.first_ns)] / 1e9
+    if not len(errors) or np.isnan(errors).any():
+        return client.first_error_p95_s, client.first_error_p99_s, client.first_error_max_s
+    p95, p99 = np.percentile(errors, (95, 99), method="inverted_cdf")
+    return float(p95), float(p99), float(errors.max())
+
+
+def attainment_range(
+    records: RunRecords, window: Window, slo: Slo, *, open_loop: bool
+) -> tuple[float, float] | None:
+    """The least and the largest attainment that late reads leave possible; None: not known.
+
+    A first chunk may have come earlier than its stamp, so a TTFT may be smaller; a gap or a time
+    per token may be smaller or larger, by what its request's chunks may be late.
+    """
+    sample = take_sample(records, window)
+    rows = sample.rows
+    first, worst = (getattr(records, f"{n}_error_ns") for n in ("first", "chunk"))
+    timed = sample.ok & ~np.isnan(records.first_ns[rows])
+    if not len(rows) or np.isnan(first[rows][timed]).any():
+        return None
+    first, worst = np.nan_to_num(first), np.nan_to_num(worst)
+    each = np.maximum(output_tokens(records)[0][rows] - 1, 1)
+    shares = []
+    for sign in (-1, 1):  # at the worst, at the best
+        values = dict(sample.values)
+        values["tpot_s"] = values["tpot_s"] - sign * worst[rows] / 1e9 / each
+        if sign > 0:
+            for name in ("ttft_s", "ttft_intent_s"):
+                values[name] = values[name] - first[rows] / 1e9
+            values["e2e_s"] = values["e2e_s"] - worst[rows] / 1e9
+        meets = attained(
+            records, rows, values, sample.ok, slo, open_loop=open_loop, slack_ns=sign * worst
+        )
+        if meets is None:
+            return None
+        shares.append(float(meets.mean()))
+    return shares[0], shares[1]
 
 
 def _suspect(records: RunRecords) -> np.ndarray:
@@ -126,10 +179,18 @@ def _suspect(records: RunRecords) -> np.ndarray:
     return found
 
 
-def withhold(summary: Summary, errors: ReadErrors | None, *, open_loop: bool) -> Summary:
+def withhold(
+    summary: Summary,
+    errors: ReadErrors | None,
+    *,
+    open_loop: bool,
+    of_classes: Mapping[str, ReadErrors] = MappingProxyType({}),
+    of_steps: Sequence[ReadErrors] = (),
+) -> Summary:
     """The summary without the percentiles that late reads may have made.
 
-    Those of its classes and load steps too; a limit on one that is withheld is not judged.
+    Those of its classes and load steps too, by their own errors where these are given; a limit on
+    one that is withheld is not judged.
     """
     if errors is None:
         return summary
@@ -138,21 +199,70 @@ def withhold(summary: Summary, errors: ReadErrors | None, *, open_loop: bool) ->
     for path, error in gone.items():
         n = getattr(summary, path.partition(".")[0]).n
         intervals[path] = Interval(None, None, n, _reason(error))
-    classes = {k: _without(part, errors, open_loop) for k, part in summary.classes.items()}
+    classes = {
+        k: _without(part, of_classes.get(k, errors), open_loop)
+        for k, part in summary.classes.items()
+    }
+    own = of_steps or [errors] * len(summary.load_steps)
     steps: list[LoadStepFigures] = [
-        replace(step, figures=_without(step.figures, errors, open_loop))
-        for step in summary.load_steps
+        replace(step, figures=_without(step.figures, error, open_loop))
+        for step, error in zip(summary.load_steps, own, strict=True)
     ]
-    of_class: dict[tuple[str, str | None], SloResult] = {
+    of_limit: dict[tuple[str, str | None], SloResult] = {
         (r.limit, name): r for name, part in classes.items() for r in part.slo
     }
     summary = _without(summary, errors, open_loop)
     slo = tuple(
-        r if (own := of_class.get((r.limit, r.traffic_class))) is None
-        else replace(r, value=own.value, met=own.met)
+        r if (found := of_limit.get((r.limit, r.traffic_class))) is None
+        else replace(r, value=found.value, met=found.met)
         for r in summary.slo
     )  # fmt: skip
     return replace(summary, intervals=intervals, classes=classes, load_steps=tuple(steps), slo=slo)
+
+
+def withhold_attainment(
+    summary: Summary, ranges: Mapping[str | None, tuple[float, float] | None]
+) -> Summary:
+    """The summary without shares of good requests that late reads leave open.
+
+    ranges: `attainment_range` of all requests (None) and of each class. A limit that lies between
+    the two ends is neither met nor missed.
+    """
+    slo = tuple(_unattained(result, ranges.get(result.traffic_class)) for result in summary.slo)
+    classes = {
+        name: replace(
+            part,
+            goodput=Goodput() if _wide(ranges.get(name)) else part.goodput,
+            slo=tuple(_unattained(result, ranges.get(name)) for result in part.slo),
+        )
+        for name, part in summary.classes.items()
+    }
+    summary = replace(summary, slo=slo, classes=classes)
+    wide = next((found for found in ranges.values() if found is not None and _wide(found)), None)
+    if wide is None or summary.goodput.attainment is None:
+        return summary
+    reason = (
+        f"not resolvable: between {wide[0]:.2%} and {wide[1]:.2%}, because the client read late"
+    )
+    unknown = Interval(None, None, summary.requests.sent, reason)
+    intervals = {**summary.intervals, "goodput.attainment": unknown}
+    return replace(summary, goodput=Goodput(), intervals=intervals)
+
+
+def _wide(found: tuple[float, float] | None) -> bool:
+    return found is not None and found[1] - found[0] > ATTAINMENT_SHARE
+
+
+def in_doubt(limit: Limit, found: tuple[float, float] | None) -> bool:
+    """Whether a limit on the attainment is met at the best and not at the worst."""
+    return found is not None and found[0] < limit.value <= found[1]
+
+
+def _unattained(result: SloResult, found: tuple[float, float] | None) -> SloResult:
+    (limit,) = parse_slo(result.limit).limits
+    if limit.metric != "attainment" or not in_doubt(limit, found):
+        return result
+    return replace(result, value=None, met=None)
 
 
 def _reason(error_s: float) -> str:

@@ -20,6 +20,7 @@ ROW_NUMBERS = (
     "planned_prompt_tokens", "planned_output_tokens",
     "prompt_tokens", "output_tokens", "cached_tokens", "http_status", "connect_ns",
     "first_answer_ns", "target", "retries", "read_timed", "cap_wait_ns", "session", "turn",
+    "first_error_ns", "chunk_error_ns",
 )  # fmt: skip
 ROW_TIMES = ("intended_ns", "sent_ns", "first_ns", "last_ns", "end_ns", "first_answer_ns")
 ROW_TEXTS = ("failure", "failure_detail", "finish_reason", "traffic_class")

@@ -11,8 +11,11 @@ from dataclasses import replace
 import numpy as np
 
 from ridgeline.domain.calibration import ClientCalibration
+from ridgeline.domain.parts import named, select
 from ridgeline.domain.records import Floats, Ints
+from ridgeline.domain.resolvable import attainment_range, first_errors, in_doubt
 from ridgeline.domain.run import ClientCheck, Window
+from ridgeline.domain.slo import Slo
 from ridgeline.experiment.evidence import Doubt, Evidence, ms
 
 FLOOR_S = 0.001  # below this the client's own delay is too small to matter for any figure
@@ -73,6 +76,7 @@ def _client_doubts(e: Evidence) -> Iterator[Doubt]:
     if e.records.ok.any():
         yield from _late_sends(e)
         yield from _late_reads(e)
+        yield from _open_attainment(e)
         yield from _beyond_calibration(e)
     cpu = e.facts.client.cpu_share
     if cpu is not None and cpu >= CPU_WARN:
@@ -227,18 +231,49 @@ def _late_reads(e: Evidence) -> Iterator[Doubt]:
 
 
 def _late_firsts(e: Evidence) -> Iterator[Doubt]:
-    """A target on TTFT that the lateness of first chunks leaves open; others are withheld."""
-    client, ttft = e.facts.client, e.median_s("first_ns") or 0.0
-    limit = max(FLOOR_S, LATE_SHARE * ttft)
-    errors = {"p95": client.first_error_p95_s, "p99": client.first_error_p99_s}
-    asked = {s.statistic for s in e.limits if s.metric in ("ttft", "ttft_intent")}
-    for statistic, error in errors.items():
-        if statistic in asked and error is not None and error > limit:
-            yield Doubt(
-                f"client limit: the times of first chunks are up to {ms(error)} too late at"
-                f" {statistic}, because the client read them late; {ms(limit)} can be borne"
-            )
-            return
+    """A target on TTFT that the lateness of first chunks leaves open; others are withheld.
+
+    Each is judged by its own requests: those of a class may be late where all together are not.
+    """
+    for slo, own, where in _parts_with_limits(e):
+        asked = {s.statistic for s in slo.limits if s.metric in ("ttft", "ttft_intent")}
+        limit = max(FLOOR_S, LATE_SHARE * (own.median_s("first_ns") or 0.0))
+        p95, p99, _ = first_errors(e.facts.client, own.records, e.window)
+        for statistic, error in (("p95", p95), ("p99", p99)):
+            if statistic in asked and error is not None and error > limit:
+                yield Doubt(
+                    f"client limit: the times of first chunks{where} are up to {ms(error)} too late"
+                    f" at {statistic}, because the client read them late; {ms(limit)} can be borne"
+                )
+                return
+
+
+def _parts_with_limits(e: Evidence) -> Iterator[tuple[Slo, Evidence, str]]:
+    """The limits of the whole and of each class, with the evidence of their requests."""
+    yield e.slo, e, ""
+    for kind in e.workload.classes:
+        if kind.slo.limits:
+            own = select(e.records, named(e.records, kind.name))
+            yield kind.slo, replace(e, records=own), f" of class {kind.name}"
+
+
+def _open_attainment(e: Evidence) -> Iterator[Doubt]:
+    """A target on the attainment that is met or missed according to what late reads have done."""
+    client = e.facts.client
+    if max(client.stamp_error_max_s or 0.0, client.first_error_max_s or 0.0) <= FLOOR_S:
+        return
+    open_loop = not e.workload.arrivals.closed_loop
+    for slo, own, where in _parts_with_limits(e):
+        for limit in slo.limits:
+            if limit.metric != "attainment":
+                continue
+            found = attainment_range(own.records, e.window, slo, open_loop=open_loop)
+            if found is not None and in_doubt(limit, found):
+                yield Doubt(
+                    f"client limit: between {found[0]:.2%} and {found[1]:.2%} of the"
+                    f" requests{where} kept their limits, because the client read late: {limit} is"
+                    " not decided"
+                )
 
 
 def _starved_s(gap_s: float) -> float:

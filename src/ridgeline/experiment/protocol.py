@@ -22,7 +22,7 @@ from ridgeline.domain.model import shape
 from ridgeline.domain.parts import with_parts
 from ridgeline.domain.ramps import plateau_of, warmup_ttft
 from ridgeline.domain.records import MemorySink, RecordSink, RunRecords, records_from_requests
-from ridgeline.domain.resolvable import read_errors, withhold
+from ridgeline.domain.resolvable import read_errors
 from ridgeline.domain.run import ClientCheck, RunFacts, Source, Warmup, Watch, Window
 from ridgeline.domain.steadystate import STEADY
 from ridgeline.domain.summary import Summary, VerdictFigures
@@ -34,6 +34,7 @@ from ridgeline.experiment.estimates import above_graphs_share, measured_roofline
 from ridgeline.experiment.loadsteps import judged_steps
 from ridgeline.experiment.measured import account_measured
 from ridgeline.experiment.plan import PlannedRun, host_facts, utc_now
+from ridgeline.experiment.resolving import resolved
 from ridgeline.experiment.verdict import Evidence, judge
 from ridgeline.experiment.windowing import place_window
 from ridgeline.store.codec import from_plain, to_plain
@@ -238,7 +239,7 @@ def figures(meta: RunMeta, records: RunRecords, facts: RunFacts) -> Summary:
     )
     summary = with_parts(summary, records, facts.window, meta.workload, meta.configuration.gpus)
     late = read_errors(facts.client, records, facts.window)
-    summary = withhold(summary, late, open_loop=not meta.workload.arrivals.closed_loop)
+    summary = resolved(summary, records, facts, workload=meta.workload, slo=meta.slo)
     summary = replace(summary, plateau=plateau_of(records, facts.window))
     if late is None:  # else the client may have made part of it
         summary = replace(summary, warmup_ttft_s=warmup_ttft(records, facts.window))

@@ -115,8 +115,10 @@ class KernelClock:
         else:
             self.unstamped += 1
 
-    def note_chunks(self, count: int, first: bool = False, last: bool = False) -> None:
+    def note_chunks(self, count: int, first: bool = False, last: bool = False) -> int:
         """Count the content chunks of the read noted last; `first`: the reply's first is one.
+
+        Returns by how much (ns) their time may be too late.
 
         A read has one stamp, that of its last segment. That is a chunk's own time, however late the
         reader was, where it is the only one of its read and nothing came after it (`last`). What
@@ -130,6 +132,7 @@ class KernelClock:
             self.errors.add(error_ns, count)
         if first:
             self.firsts.fresh.append(error_ns)
+        return error_ns
 
     def fold(self) -> None:
         """Put what was counted since the last time into its digests; now and then, in any turn."""

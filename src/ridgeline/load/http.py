@@ -68,6 +68,9 @@ class Answer(Protocol):
     def head(self, status: int, content_type: str) -> None:
         """The reply's head has come."""
 
+    def note_late(self, error_ns: int, *, first: bool) -> None:
+        """The last read's chunks, with the first one or not, may have come that much earlier."""
+
     def body(self, block: bytes, stamp_ns: int, kernel: bool, pieces: Sequence[bytes]) -> int:
         """All body bytes of one read, also as HTTP cut them; how many content chunks they hold.
 
@@ -324,11 +327,11 @@ class Connection:
             if count:
                 chunks = count if count > 0 else ~count
                 reply = exchange.reply
-                self._clock.note_chunks(
-                    chunks,
-                    chunks == len(reply.stamps),
-                    chunks == 1 and reply.content_last and self._ends_read(data),
-                )
+                first = chunks == len(reply.stamps)
+                last = chunks == 1 and reply.content_last and self._ends_read(data)
+                error_ns = self._clock.note_chunks(chunks, first, last)
+                if error_ns:
+                    reply.note_late(error_ns, first=first)
                 if count < 0 and not self._complete:
                     self._end(stamp_ns, "given up")
                     return

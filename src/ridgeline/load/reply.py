@@ -57,8 +57,9 @@ class Reply:
 
     `shared[i]` is 1 for a content chunk out of the same read as the one before it. `read_timed`
     counts chunks with the time of the read. `content_last`: the bytes taken last ended with a
-    content chunk, so that nothing after it can have come later. keep_text: every event is parsed
-    and its text kept, which costs more and is for conversations only.
+    content chunk, so that nothing after it can have come later. `first_error_ns` and
+    `chunk_error_ns`: how much too late the first stamp may be, and the worst one. keep_text: every
+    event is parsed and its text kept, which costs more and is for conversations only.
     """
 
     # What a reply begins with stands in the class: one is made for every request, and most of
@@ -73,6 +74,7 @@ class Reply:
     error: str | None = None
     done = False
     content_last = False
+    first_error_ns = chunk_error_ns = 0
     _stream = True
     _bad: str | None = None
     _body = b""  # of a reply that is no stream
@@ -137,6 +139,12 @@ class Reply:
             self._bad, self.content_last = str(error), False
             return ~(len(self.stamps) - before)
         return len(self.stamps) - before
+
+    def note_late(self, error_ns: int, *, first: bool) -> None:
+        """The last read's stamps may be that much too late; `first`: the first is among them."""
+        if first:
+            self.first_error_ns = error_ns
+        self.chunk_error_ns = max(self.chunk_error_ns, error_ns)
 
     def _take_whole(self, block: bytes, stamp_ns: int, kernel: bool) -> bool:
         """Take a reply that is whole in its first read; False when it is none.

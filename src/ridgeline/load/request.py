@@ -151,6 +151,8 @@ class InFlight:
             MISSING if ready_ns is None else ready_ns - launch.intended_ns,
             launch.number if talks else MISSING,
             planned.turn if talks else MISSING,
+            reply.first_error_ns if chunks else MISSING,
+            reply.chunk_error_ns if chunks else MISSING,
             place,
             chunks,
         )
