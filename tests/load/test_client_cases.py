@@ -78,7 +78,9 @@ def test_a_busy_loop_on_the_clients_core_is_never_the_servers_time() -> None:
     spin = f"import os; os.sched_setaffinity(0, {{{cores[0]}}})\nwhile True: pass"
     load = opened([0.001 + 0.1 * wave for wave in range(10) for _ in range(32)], duration_s=1.5)
     spinners: list[subprocess.Popen[bytes]] = []
-    with MockProcess([plain_stream(1, first_ms=50)]) as mock:
+    # the closing events come when the client has read the chunk, however late: else its time is
+    # theirs, in doubt by the client's lateness, and no figure
+    with MockProcess([plain_stream(1, first_ms=50, closing_ms=300)]) as mock:
         try:
             os.sched_setaffinity(0, {cores[0]})
             spinners = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(3)]
