@@ -128,6 +128,16 @@ def test_an_error_that_is_small_for_a_figure_leaves_it() -> None:
     assert told(replace(LATE, stamp_error_p99_s=0.0009), APART).itl_s.p99 is not None
 
 
+@pytest.mark.parametrize(("error_s", "shown"), [(0.04, True), (0.06, False), (0.4, False)])
+def test_a_time_per_token_has_its_share_of_the_first_chunks_error(
+    error_s: float, shown: bool
+) -> None:
+    """Over 19 gaps of 50 ms: 2.1 ms are borne, 3.2 ms are more than 5 % of it."""
+    summary = told(replace(LATE, stamp_error_p99_s=error_s, stamp_error_p999_s=0.5), APART)
+    assert (summary.tpot_s.p99 is not None) is shown
+    assert summary.tpot_s.p95 == pytest.approx(0.05)
+
+
 class TestWorstStall:
     """One late chunk in a reply is enough to make its worst stall."""
 

@@ -491,6 +491,11 @@ class TestUsage:
         near = [request(i, 0.1 * i, prompt=108) for i in range(300)]
         assert reasons(evidence(near, server=FITTED)) == ""
 
+    @pytest.mark.parametrize(("claimed", "told"), [(4, True), (5, False), (9, False)])
+    def test_fewer_than_half_as_many_tokens_as_chunks(self, claimed: int, told: bool) -> None:
+        rows = [replace(r, output_tokens=claimed) for r in STEADY]  # ten chunks each
+        assert ("fewer than half as many output tokens" in reasons(evidence(rows))) is told
+
     def test_a_few_tokens_off_are_the_calibrations_and_only_told(self) -> None:
         """Short prompts 11 tokens short, as three calibration texts left them at a real engine."""
         rows = [

@@ -79,6 +79,25 @@ def test_loop_lag_counts_every_moment_of_a_stall() -> None:
     assert found.cpu_share < 0.5
 
 
+def test_what_the_warm_up_left_is_forgotten() -> None:
+    """A late read before the window says nothing about its chunks; one inside does."""
+    loop, clock = Loop(), KernelClock()
+    check = SelfCheck(loop, clock)
+    clock.note_read(400_000_000, 500_000_000, kernel=True)
+    clock.note_chunks(2, first=True)
+    clock.note_read(0, 0, kernel=False)
+    check.begin()
+    before = check.figures(1)
+    assert (len(before.errors), len(before.firsts), len(before.backlog)) == (0, 0, 0)
+    assert before.unstamped == 0
+    clock.note_read(1_000, 2_000_000, kernel=True)
+    clock.note_chunks(3, first=True)
+    found = pooled([check.figures(1)])
+    loop.close()
+    assert found.stamp_error_max_s == found.first_error_max_s == 0.002
+    assert found.backlog_p99_s == pytest.approx(1e-6, rel=0.03)
+
+
 def test_what_was_not_measured_is_none() -> None:
     loop = Loop()
     found = pooled([SelfCheck(loop, KernelClock()).figures(0)])
