@@ -91,7 +91,8 @@ def _next_known(known: Iterable[tuple[float, float | None]], tail: float) -> flo
 
 def read_errors(client: ClientCheck, records: RunRecords, window: Window) -> ReadErrors | None:
     """What a run's late reads can have done; None when it is too little for any figure."""
-    worst = (client.stamp_error_max_s, client.stamp_error_p99_s, client.stamp_error_p95_s)
+    worst = (client.stamp_error_max_s, client.stamp_error_p99_s, client.stamp_error_p95_s,
+             client.first_error_max_s)  # fmt: skip
     if max((e for e in worst if e is not None), default=0.0) <= ERROR_FLOOR_S:
         return None
     inside = (records.sent_ns >= window.start_ns) & (records.sent_ns < window.end_ns)

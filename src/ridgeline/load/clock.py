@@ -115,10 +115,13 @@ class KernelClock:
         else:
             self.unstamped += 1
 
-    def note_chunks(self, count: int, first: bool = False, last: bool = False) -> int:
+    def note_chunks(
+        self, count: int, first: bool = False, last: bool = False, upload_ns: int = 0
+    ) -> int:
         """Count the content chunks of the read noted last; `first`: the reply's first is one.
 
-        Returns by how much (ns) their time may be too late.
+        Returns by how much (ns) their time may be too late. upload_ns: for how long the client
+        may have held up the request, which makes a first chunk late too.
 
         A read has one stamp, that of its last segment. That is a chunk's own time, however late the
         reader was, where it is the only one of its read and nothing came after it (`last`). What
@@ -131,7 +134,7 @@ class KernelClock:
         else:
             self.errors.add(error_ns, count)
         if first:
-            self.firsts.fresh.append(error_ns)
+            self.firsts.fresh.append(error_ns + upload_ns)
         return error_ns
 
     def fold(self) -> None:

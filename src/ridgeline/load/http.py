@@ -68,7 +68,7 @@ class Answer(Protocol):
     def head(self, status: int, content_type: str) -> None:
         """The reply's head has come."""
 
-    def note_late(self, error_ns: int, *, first: bool) -> None:
+    def note_late(self, error_ns: int, *, first: bool, upload_ns: int) -> None:
         """The last read's chunks, with the first one or not, may have come that much earlier."""
 
     def body(self, block: bytes, stamp_ns: int, kernel: bool, pieces: Sequence[bytes]) -> int:
@@ -126,8 +126,8 @@ class Connection:
         "_ancillary_bytes", "_body_end", "_clock", "_complete", "_content_type", "_drained",
         "_exchange", "_fd", "_floor_ns", "_framed", "_loop", "_out", "_owner", "_parser", "_pieces",
         "_sent_before", "_sent_bytes", "_sent_ns", "_sock", "_status", "_surplus", "_tls",
-        "answered", "connect_ns", "dropped", "on_body", "reusable", "served", "site", "stale",
-        "started_ns", "state",
+        "_upload_late_ns", "answered", "connect_ns", "dropped", "on_body", "reusable", "served",
+        "site", "stale", "started_ns", "state",
     )  # fmt: skip
 
     def __init__(self, loop: Loop, clock: KernelClock, site: Site, owner: Owner) -> None:
@@ -140,6 +140,7 @@ class Connection:
         self._out = b""
         self._floor_ns = 0
         self._sent_bytes = self._sent_before = 0  # by now; when this request began
+        self._upload_late_ns = 0  # how long bytes of the request waited for the client to go on
         self._drained = True  # the last read took all that was there
         self.state = CONNECTING
         self.connect_ns = 0
@@ -215,6 +216,7 @@ class Connection:
         self._exchange, self.state = exchange, BUSY
         self._reset_reply()
         self.answered = self.stale = self.dropped = False
+        self._upload_late_ns = 0
         if self._tls is not None:
             parts = [self._tls.encrypt(b"".join(parts))]
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
@@ -241,6 +243,9 @@ class Connection:
         self._flush()
 
     def _flush(self) -> None:
+        if self.state == BUSY:
+            # a prompt larger than the socket's buffer: the server waits for the rest of it
+            self._upload_late_ns += max(monotonic_ns() - self._loop.since_ns, 0)
         try:
             gone = self._sock.send(self._out)
         except BlockingIOError:
@@ -329,9 +334,10 @@ class Connection:
                 reply = exchange.reply
                 first = chunks == len(reply.stamps)
                 last = chunks == 1 and reply.content_last and self._ends_read(data)
-                error_ns = self._clock.note_chunks(chunks, first, last)
-                if error_ns:
-                    reply.note_late(error_ns, first=first)
+                upload_ns = self._upload_late_ns if first else 0
+                error_ns = self._clock.note_chunks(chunks, first, last, upload_ns)
+                if error_ns or upload_ns:
+                    reply.note_late(error_ns, first=first, upload_ns=upload_ns)
                 if count < 0 and not self._complete:
                     self._end(stamp_ns, "given up")
                     return

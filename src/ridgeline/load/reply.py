@@ -140,10 +140,13 @@ class Reply:
             return ~(len(self.stamps) - before)
         return len(self.stamps) - before
 
-    def note_late(self, error_ns: int, *, first: bool) -> None:
-        """The last read's stamps may be that much too late; `first`: the first is among them."""
+    def note_late(self, error_ns: int, *, first: bool, upload_ns: int = 0) -> None:
+        """The last read's stamps may be that much too late; `first`: the first is among them.
+
+        upload_ns: the client held its request up for so long, and the first chunk with it.
+        """
         if first:
-            self.first_error_ns = error_ns
+            self.first_error_ns = error_ns + upload_ns
         self.chunk_error_ns = max(self.chunk_error_ns, error_ns)
 
     def _take_whole(self, block: bytes, stamp_ns: int, kernel: bool) -> bool:
