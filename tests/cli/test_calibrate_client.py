@@ -14,7 +14,7 @@ from ridgeline.cli.selftest import Calibrated
 from ridgeline.domain.calibration import ClientCalibration, ClientLevel
 from ridgeline.domain.workload import Arrivals, Client, Workload
 from ridgeline.load import selftest
-from ridgeline.load.selftest import NullServerProcess
+from ridgeline.load.selftest import NullServerProcess, tried_streams
 from ridgeline.report.selftest import calibration_table, calibration_words
 
 LOAD = ["--users", "2", "--duration", "1", "--warmup", "0", "--output-tokens", "5"]
@@ -118,7 +118,7 @@ def test_once_for_all_runs_with_as_many_workers(monkeypatch: pytest.MonkeyPatch)
 
     def calibrate(streams: float, workers: int) -> ClientCalibration:
         asked.append((streams, workers))
-        return ClientCalibration(100, workers, 1.0, problem="not tried")
+        return ClientCalibration(tried_streams(streams), workers, 1.0, problem="not tried")
 
     monkeypatch.setattr(selftest, "calibrate_client", calibrate)
     told: list[str] = []
@@ -128,6 +128,23 @@ def test_once_for_all_runs_with_as_many_workers(monkeypatch: pytest.MonkeyPatch)
         assert calibrated(load).workers == min(users, workers)
     assert asked == [(8.0, 2), (1.0, 1)]
     assert len(told) == 2
+
+
+def test_a_load_that_grows_is_calibrated_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 streams say little of 4 096 users; a search that comes back to few asks no more."""
+    asked: list[float] = []
+
+    def calibrate(streams: float, workers: int) -> ClientCalibration:
+        asked.append(streams)
+        return ClientCalibration(tried_streams(streams), workers, 1.0, problem="not tried")
+
+    monkeypatch.setattr(selftest, "calibrate_client", calibrate)
+    calibrated = Calibrated(lambda _: None)
+    streams = []
+    for users in (1, 64, 4096, 1000, 2):
+        streams.append(calibrated(Workload(Arrivals(users=users))).streams)
+    assert asked == [1.0, 4096.0]
+    assert streams == [100, 100, 200, 200, 100]
 
 
 def test_what_the_table_shows_later_is_not_told_twice(monkeypatch: pytest.MonkeyPatch) -> None:

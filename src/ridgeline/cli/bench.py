@@ -112,8 +112,9 @@ def bench(
     """Measure the OpenAI-compatible server at URL under a load of users or of a rate.
 
     The API key comes from RIDGELINE_API_KEY or OPENAI_API_KEY. Ctrl-C keeps what was measured.
-    Before the run the client is tried against null servers on this host; a run that asked more of
-    it than was shown to be timed right is void.
+    Before the run the client is tried against null servers on this host (plain HTTP, up to 200
+    streams; no TLS, no sessions). A run that asked more of it than it timed right there is void if
+    that was its own limit, and warned of if something else was.
     """
     from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415  --help is quick
     from ridgeline.domain.slo import parse_slo  # noqa: PLC0415

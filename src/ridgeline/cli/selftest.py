@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 class Calibrated:
-    """Calibrates the client in short form, once for each number of workers.
+    """Calibrates the client in short form, once for each number of workers and of streams.
+
+    One with at least as many streams as a load would be tried with holds for it, too.
 
     An `experiment.protocol.Calibrate`. `known`: a calibration that was made already.
     `shown_later`: the whole of it comes with the figures, so that only its end is told now.
@@ -26,25 +28,29 @@ class Calibrated:
     ) -> None:
         self._tell = tell
         self._shown_later = shown_later
-        self._known = {} if known is None else {known.workers: known}
+        self._known = [] if known is None else [known]
 
     def __call__(self, workload: "Workload") -> "ClientCalibration":
         """What the client can do under such a load; tells it the first time."""
         from ridgeline.load.crew import workers_for  # noqa: PLC0415  --help is quick
-        from ridgeline.load.selftest import calibrate_client  # noqa: PLC0415
+        from ridgeline.load.selftest import calibrate_client, tried_streams  # noqa: PLC0415
         from ridgeline.report.selftest import calibration_words  # noqa: PLC0415
 
         arrivals = workload.arrivals
         workers = workers_for(
             workload.client.workers, arrivals.peak_users, arrivals.max_concurrency
         )
-        if workers not in self._known:
-            self._known[workers] = found = calibrate_client(workload.arrivals.peak, workers)
-            words = calibration_words(found)
-            if self._shown_later and found.problem is None:
-                words = f"done in {found.seconds:.1f} s"
-            self._tell(f"client calibration: {words}")
-        return self._known[workers]
+        streams = tried_streams(arrivals.peak)
+        for known in self._known:
+            if known.workers == workers and known.streams >= streams:
+                return known
+        found = calibrate_client(arrivals.peak, workers)
+        self._known.append(found)
+        words = calibration_words(found)
+        if self._shown_later and found.problem is None:
+            words = f"done in {found.seconds:.1f} s"
+        self._tell(f"client calibration: {words}")
+        return found
 
 
 def calibrate_at_length(

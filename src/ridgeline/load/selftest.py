@@ -331,6 +331,11 @@ def _quantile(values: Floats, share: float) -> float | None:
     return float(np.quantile(values, share, method="inverted_cdf")) if len(values) else None
 
 
+def tried_streams(streams: float, form: Form = SHORT) -> int:
+    """With how many streams the client is tried for a load of so many."""
+    return round(min(max(streams, FEWEST_STREAMS), form.most_streams))
+
+
 def calibrate_client(
     streams: float,
     workers: int,
@@ -343,7 +348,7 @@ def calibrate_client(
     What goes wrong is told in the result: a client that could not be tried is not one that failed.
     """
     form = LONG if long else SHORT
-    streams = round(min(max(streams, FEWEST_STREAMS), form.most_streams))
+    streams = tried_streams(streams, form)
     begun = time.monotonic()
     levels: list[ClientLevel] = []
     problem = None
