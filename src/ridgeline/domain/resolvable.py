@@ -137,6 +137,8 @@ def attainment_range(
     A first chunk may have come earlier than its stamp, so a TTFT may be smaller; a gap or a time
     per token may be smaller or larger, by what its request's chunks may be late.
     """
+    if not any(limit.statistic for limit in slo.limits):
+        return None
     sample = take_sample(records, window)
     rows = sample.rows
     first, worst = (getattr(records, f"{n}_error_ns") for n in ("first", "chunk"))
