@@ -94,8 +94,9 @@ def test_a_busy_loop_on_the_clients_core_is_never_the_servers_time() -> None:
     verdict, summary = told_of(outcome, load)
     late, ttft = outcome.result.client.send_lateness_p99_s, summary.ttft_s.p50
     assert late is not None
-    assert ttft is not None
-    if late > max(0.001, 0.05 * ttft) * 1.05:
+    if ttft is None:  # read so late that it is no figure: then the client is named
+        assert client_reasons(verdict), verdict.reasons
+    elif late > max(0.001, 0.05 * ttft) * 1.05:
         assert "requests left" in client_reasons(verdict)
     truth, zero = {s.identity: s for s in mock.served}, outcome.result.zero_ns
     misses = [
