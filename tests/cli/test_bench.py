@@ -140,7 +140,10 @@ def test_open_loop_reports_both_ttfts(url: str, tmp_path: Path) -> None:
     assert ridgeline(["bench", url, *load, *sizes, *files, UNCALIBRATED]) in (0, 3)
     body = json.loads(result.read_text())
     assert body["requests"]["sent"] == pytest.approx(30, abs=1)
-    assert body["ttft_intent_s"]["p50"] >= body["ttft_s"]["p50"]
+    intent, sent = body["ttft_intent_s"], body["ttft_s"]
+    assert intent["mean"] >= sent["mean"]
+    if None not in (intent["p50"], sent["p50"]):  # a starved client's are withheld
+        assert intent["p50"] >= sent["p50"]
 
 
 def test_workers_and_replicas(url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -251,16 +251,16 @@ def test_low_rates_are_exact(rate: float, sends: int, monkeypatch: pytest.Monkey
 def test_a_low_rate_leaves_in_time() -> None:
     """2/s on a real clock: 11 sends in 5.2 s, the rate within 1 %, late by less than 5 ms."""
     workload = Workload(Arrivals(rate_per_s=2, process="constant"), duration_s=5.2, warmup_s=0)
-    for _ in range(3):  # a busy machine may hold one try up
+    for _ in range(4):  # a busy machine may hold one try up
         with MockProcess([at_once(plain_stream(1))]) as mock:
             outcome = drive(mock.url, draw_schedule(workload))
         sent = [r.sent_ns for r in outcome.records if r.sent_ns is not None]
         assert len(sent) == 11
         late = [s - r.intended_ns for s, r in zip(sent, outcome.records, strict=True)]
-        assert (len(sent) - 1) / (sent[-1] - sent[0]) * 1e9 == pytest.approx(2.0, rel=0.01)
-        if max(late) < 5 * MS:
+        rate = (len(sent) - 1) / (sent[-1] - sent[0]) * 1e9
+        if max(late) < 5 * MS and rate == pytest.approx(2.0, rel=0.01):
             return
-    pytest.fail(f"late by up to {max(late) / MS:.1f} ms")
+    pytest.fail(f"late by up to {max(late) / MS:.1f} ms, {rate:.3f} requests/s")
 
 
 def test_a_worker_beyond_the_last_is_refused() -> None:
