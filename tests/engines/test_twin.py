@@ -509,6 +509,36 @@ def test_a_stop_after_the_window_ends_the_simulation_at_the_clients_patience():
     assert "cancelled" in stopped.records.text["failure"]
 
 
+def test_a_stop_at_any_moment_keeps_what_the_client_had_of_open_requests():
+    """Short answers on full slots: some end in steps that are still on their way at the cut."""
+    load = workload(outputs=Outputs(Lengths(20)), warmup_s=0.0, duration_s=4.0)
+    for grace_ms in range(100, 140, 3):
+        limits = Timeouts(grace_s=grace_ms / 1e3)
+        stopped = run(load, max_num_seqs=64, timeouts=limits, watch=StopsAfter(1))
+        failure = np.array(stopped.records.text["failure"], dtype=object)
+        first = stopped.records.first_ns[failure == "cancelled"]
+        chunks = np.diff(stopped.records.chunk_start)[failure == "cancelled"]
+        assert len(first) > 30
+        # those in decode had tokens; those that waited had none
+        assert np.isfinite(first).any()
+        assert ((chunks > 0) == np.isfinite(first)).all()
+
+
+def test_requests_that_are_counted_close_the_window_for_the_deadline_too():
+    """Ten requests, one second of patience: what takes longer is given up by the client."""
+    load = replace(
+        workload(arrivals=Arrivals(users=10), outputs=Outputs(Lengths(500, 0.5)), duration_s=60.0),
+        requests=10,
+        warmup_s=0.0,
+    )
+    found = run(load, timeouts=Timeouts(grace_s=1.0))
+    assert found.facts.window.end_ns < 1e9
+    failure = found.records.text["failure"]
+    assert failure.count("cancelled") >= 8
+    ends = found.records.last_ns[[f is None for f in failure]]
+    assert (ends <= found.facts.window.end_ns + 1e9).all()
+
+
 def test_facts_are_plain_values(base):
     server = json.loads(json.dumps(base.facts.server))
     assert server["engine"] == "twin"

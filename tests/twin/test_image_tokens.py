@@ -20,7 +20,8 @@ from ridgeline.domain.workload import (
     Workload,
 )  # fmt: skip
 from ridgeline.engines.base import DrivePlan
-from ridgeline.engines.twin import TwinEngine
+from ridgeline.engines.twin import TwinEngine, twin_of
+from ridgeline.experiment.capacity import memory_of, prompt_tokens
 from ridgeline.workload.schedule import draw_schedule
 from ridgeline.workload.studyfile import parse_study
 
@@ -77,6 +78,16 @@ def test_classes_have_images_of_their_own() -> None:
     )
     lengths = {r.prompt_tokens for r in prompts_of(replace(LOAD, classes=kinds)).requests}
     assert lengths == {100, 100 + 258}
+
+
+def test_memory_counts_images_and_a_calibration_does_not_count_them_twice() -> None:
+    pictured = replace(LOAD, prompts=replace(LOAD.prompts, images=Images(4, 1024, 1024)))
+    configuration = Configuration(SEES, Knobs(max_model_len=16384), gpu="H200-SXM")
+    twin = twin_of(configuration)
+    assert prompt_tokens(twin.shape, LOAD) == 100
+    assert prompt_tokens(twin.shape, pictured) == 100 + 4 * 1026
+    plain, seen = (memory_of(twin, load).requests for load in (LOAD, pictured))
+    assert plain / seen == pytest.approx((100 + 4 * 1026 + 8) / 108)
 
 
 def test_a_model_whose_images_are_not_known_is_told_what_to_say() -> None:

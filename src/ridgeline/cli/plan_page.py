@@ -63,6 +63,7 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
         )
         if base.preemptions:
             lines.append(f"Preemptions predicted: {base.preemptions:,} in the run")
+        lines += [f"Baseline: {note}" for note in base.summary.notes]
     knee = knee_of(result.knee)
     if knee is not None:
         best = max(rate for _, rate, _ in result.knee)

@@ -32,12 +32,13 @@ class HandIn:
 
         The client's last deadline may still move, but not to before now.
         """
-        now = self._fleet.now
+        now, closes = self._fleet.now, self._offer.window_end
+        cancel_ns = closes + self.grace_ns if closes <= now else None  # a count may have closed it
         new = self._offer.take_ended()
         due, self._kept = [*self._kept, *new], []
         for request, item in due:
             if request.last_ns is not None and request.last_ns <= now:
-                self._pass_on(request, item, None)
+                self._pass_on(request, item, cancel_ns)
             else:
                 self._kept.append((request, item))
         return [request for request, _ in new]

@@ -201,7 +201,10 @@ def _observation(group: Sequence[StoredRun]) -> Observation:
         sample = take_sample(records, run.facts.window)
         columns.append({**_told(run), **_figures(sample, throughput(records, sample, 1))})
         over = records.prompt_tokens - records.planned_prompt_tokens
-        extra.append(float(np.nanmedian(over)) if np.isfinite(over).any() else 0.0)
+        # Images are in what the server counts and not in what was planned; the twin adds them.
+        pictured = any(k.prompts.images is not None for k in run.meta.workload.kinds)
+        known = np.isfinite(over).any() and not pictured
+        extra.append(float(np.nanmedian(over)) if known else 0.0)
     names = [n for n in FIGURES if all(n in c for c in columns)]
     facts = first.facts
     tokens = None if facts is None else facts.server.get("kv_tokens")

@@ -9,6 +9,8 @@ from ridgeline.domain import roofline
 from ridgeline.domain.defaults import ResolvedKnobs, resolve
 from ridgeline.domain.errors import BadInput, RidgelineError
 from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.model import ModelShape
+from ridgeline.domain.vision import image_tokens
 from ridgeline.domain.workload import Workload
 from ridgeline.engines.twin import DEFAULT_RELEASE, Twin
 from ridgeline.engines.vllm_log import read_start_up
@@ -45,10 +47,21 @@ class Bound:
     change: Mapping[str, Any] = field(default_factory=dict)
 
 
+def prompt_tokens(shape: ModelShape, workload: Workload) -> float:
+    """Mean prompt length, the tokens of its images included."""
+    shares = [(k.share, k.prompts.images) for k in workload.kinds]
+    pictured = sum(
+        share * image_tokens(images, shape.image_grid, shape.name)
+        for share, images in shares
+        if images is not None
+    )
+    return workload.mean_prompt_tokens + pictured / sum(share for share, _ in shares)
+
+
 def memory_of(twin: Twin, workload: Workload, *, from_log: bool = False) -> Memory:
     """Where one rank's memory goes, and what limits how many requests run."""
     plan, knobs = twin.memory, twin.knobs
-    prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
+    prompt, output = prompt_tokens(twin.shape, workload), workload.mean_output_tokens
     length = prompt + output
     requests, running = plan.kv_tokens / length, plan.kv_tokens / (prompt + output / 2)
     users = workload.arrivals.peak_users
@@ -92,7 +105,7 @@ def bound_of(twin: Twin, workload: Workload) -> Bound:
     """The bound at the twin's own settings, its batch ceiling among them."""
     knobs = twin.knobs
     ceiling = int(min(knobs.max_num_seqs, _offered(knobs, workload)))
-    own = _own_tokens(workload) if knobs.prefix_caching else workload.mean_prompt_tokens
+    own = _own_tokens(workload) if knobs.prefix_caching else prompt_tokens(twin.shape, workload)
     return _bound(twin, knobs, workload, ceiling, own)
 
 
@@ -163,7 +176,7 @@ def _bound(
     """Per request: `computed` prompt tokens at the dense peak, its answer at the roofline."""
     shape, gpu, ranks = twin.shape, twin.gpu, knobs.tensor_parallel
     output = workload.mean_output_tokens
-    context = workload.mean_prompt_tokens + output / 2
+    context = prompt_tokens(twin.shape, workload) + output / 2
     moved = roofline.decode_bytes(
         shape, batch, context, weight_bytes=knobs.weight_bytes,
         kv_element_bytes=knobs.kv_element_bytes,

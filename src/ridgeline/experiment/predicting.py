@@ -88,7 +88,10 @@ class Predictor:
         try:
             with self.engine(configuration).start(configuration) as endpoint:
                 schedule = draw_schedule(workload)
-                plan = DrivePlan(schedule, "plan", routing=configuration.routing, bands=bands)
+                plan = DrivePlan(
+                    schedule, "plan", timeouts=workload.client.timeouts,
+                    routing=configuration.routing, bands=bands,
+                )  # fmt: skip
                 facts = endpoint.drive(plan, sink, SilentWatch())
         except RidgelineError as error:
             return Prediction(change, configuration, None, str(error))

@@ -172,9 +172,12 @@ def _left(
 ) -> RequestRecord:
     """A client that gave up keeps the chunks that it had by then."""
     record = _failed(request, failure, left_ns)
+    request.close_run(replica.scheduler.step + 1)  # of one that was still at it
     runs = request.step_runs(interval)
     rows = [np.arange(f, f + n) for f, n in zip(runs.first, runs.count, strict=True)]
-    times = np.unique(np.array(replica.delivered, dtype=np.int64)[np.concatenate([*rows, _NONE])])
+    steps = np.concatenate([*rows, _NONE])
+    delivered = np.array(replica.delivered, dtype=np.int64)
+    times = np.unique(delivered[steps[steps < len(delivered)]])  # the last may still be on the way
     if left_ns is not None:
         times = times[times <= left_ns]
     if not len(times):
@@ -195,7 +198,7 @@ class Tally:
 
     def add(self, request: Request) -> None:
         """Take a request that has ended, or, at the end of the run, one that has not."""
-        if request.last_ns is not None:
+        if request.last_ns is not None and request.failure is None:  # a refusal is no stay
             self.stays += 1
             self.stay_ns += request.last_ns - request.sent_ns
         if request.first_ns is None:
