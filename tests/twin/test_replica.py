@@ -135,9 +135,10 @@ class Api:
         r = request(number, prompt, 1)
         self.clock.at(at, lambda now: self.server.receive(now, r))
 
-    def outputs(self, at, chunks, ended=0, replica=0):
+    def outputs(self, at, chunks, ended=0, replica=0, tokens=None):
         step = SimpleNamespace(finished=[None] * ended)
-        self.clock.at(at, lambda now: self.server.send(now, Outputs(replica, step, chunks)))
+        what = Outputs(replica, step, chunks, chunks if tokens is None else tokens)
+        self.clock.at(at, lambda now: self.server.send(now, what))
 
 
 @pytest.fixture
@@ -186,6 +187,16 @@ def test_a_late_loop_writes_what_waits_as_one_chunk_a_request(api):
     # requests have a token of both steps, the one that ended has one.
     assert api.delivered == [(4, 18 + 12 + 1), (4, 42 + 34 + 12 + 1), (3, 42 + 34 + 12 + 1)]
     assert api.server.busy_ns == 42 + 20 + 7 * 2 + 4 * 6
+
+
+def test_where_every_fourth_token_leaves_all_are_detokenised_and_none_merged(api):
+    api.outputs(0, 2, tokens=8)
+    api.outputs(1, 2, tokens=8)
+    api.outputs(2, 2, tokens=8)
+    api.clock.run()
+    # alone: 10 + 8 * 2 + 2 * 6; the other two together: 2 * 10 + 16 * 2 + 4 * 6, nothing saved
+    assert api.server.busy_ns == 38 + 76
+    assert [when for _, when in api.delivered] == [26 + 6 + 1, *[38 + 52 + 12 + 1] * 2]
 
 
 def test_several_replicas_outputs_are_other_requests(api):

@@ -185,14 +185,14 @@ class Fleet:
         chunks = step.outputs
         if self._interval > 1:  # every N-th token of an answer leaves, with those before it
             chunks = len(step.firsts) + -(-step.decodes // self._interval)
-        server.send(now, Outputs(replica.number, step, chunks))
+        server.send(now, Outputs(replica.number, step, chunks, step.outputs))
 
     def _delivered(self, outputs: Outputs, at: int) -> None:
         """The client has a step's outputs at `at`; for ended requests that was all.
 
         Steps of a replica with one time were merged: a request's tokens of them are one chunk.
         """
-        number, step, _ = outputs
+        number, step = outputs.replica, outputs.step
         replica, server = self.replicas[number], self._server_of(number)
         delivered = replica.delivered
         if delivered and delivered[-1] > at:

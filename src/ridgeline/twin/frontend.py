@@ -25,11 +25,15 @@ OUTPUTS_AT_ONCE = 128
 
 
 class Outputs(NamedTuple):
-    """What one step of a replica hands to its API server; chunks: for how many requests."""
+    """What one step of a replica hands to its API server: outputs of so many requests.
+
+    chunks: that are written; fewer than outputs where only every N-th token leaves.
+    """
 
     replica: int
     step: Decision
     chunks: int
+    outputs: int
 
 
 Deliver = Callable[[Outputs, int], None]
@@ -129,7 +133,7 @@ class ApiServer:
         """What is written in this turn: all that waits, up to the first that takes several goes."""
         outbox = self._outbox
         for place, outputs in enumerate(outbox, 1):
-            if outputs.chunks > OUTPUTS_AT_ONCE:
+            if outputs.outputs > OUTPUTS_AT_ONCE:
                 self._outbox = outbox[place:]
                 return outbox[:place]
         self._outbox = []
@@ -159,8 +163,8 @@ class ApiServer:
 
         The client has them at the mean over the chunks. Returns what it costs (ns).
         """
-        tokens = sum(outputs.chunks for outputs in waiting)
-        sending = self._send_ns_each * (tokens if len(waiting) == 1 else _merged(waiting))
+        tokens = sum(outputs.outputs for outputs in waiting)
+        sending = self._send_ns_each * _merged(waiting)
         cost = len(waiting) * self._send_ns + tokens * self._detokenise_ns_each + sending
         self.busy_ns += cost
         when = begin + cost - sending // 2 + self._network_ns
@@ -172,12 +176,16 @@ class ApiServer:
 def _merged(waiting: list[Outputs]) -> int:
     """Chunks that steps' outputs make when those of one request are put together.
 
-    Of a replica's steps each has the requests of the one before it, without those that ended
-    there; what a preemption takes out is not looked at.
+    Where only every N-th token leaves, steps that follow each other write for different requests.
+    Otherwise, of a replica's steps each has the requests of the one before it, without those that
+    ended there; what a preemption takes out is not looked at.
     """
+    chunks = sum(outputs.chunks for outputs in waiting)
+    if len(waiting) == 1 or chunks < sum(outputs.outputs for outputs in waiting):
+        return chunks
     most: dict[int, int] = {}
     ended: dict[int, int] = {}
-    for replica, step, chunks in waiting:
+    for replica, step, chunks, _ in waiting:
         gone = ended.get(replica, 0)
         most[replica] = max(most.get(replica, 0), gone + chunks)
         ended[replica] = gone + len(step.finished)
