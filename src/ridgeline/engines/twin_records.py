@@ -22,8 +22,10 @@ class HandIn:
         self.tally = Tally()
         self.grace_ns = round(timeouts.grace_s * 1e9)
         self._fleet, self._offer, self._sink = fleet, offer, sink
-        self._first_ns = None if timeouts.first_s is None else round(timeouts.first_s * 1e9)
-        self._total_ns = None if timeouts.total_s is None else round(timeouts.total_s * 1e9)
+        self._limits = ClientLimits(
+            first_ns=None if timeouts.first_s is None else round(timeouts.first_s * 1e9),
+            total_ns=None if timeouts.total_s is None else round(timeouts.total_s * 1e9),
+        )
         self._late = 0
         self._kept: list[tuple[Request, Item]] = []
 
@@ -33,21 +35,21 @@ class HandIn:
         The client's last deadline may still move, but not to before now.
         """
         now, closes = self._fleet.now, self._offer.window_end
-        cancel_ns = closes + self.grace_ns if closes <= now else None  # a count may have closed it
+        limits = self._final_limits() if closes <= now else self._limits  # a count may close it
         new = self._offer.take_ended()
         due, self._kept = [*self._kept, *new], []
         for request, item in due:
             if request.last_ns is not None and request.last_ns <= now:
-                self._pass_on(request, item, cancel_ns)
+                self._pass_on(request, item, limits)
             else:
                 self._kept.append((request, item))
         return [request for request, _ in new]
 
     def finish(self, watch: Watch) -> tuple[str, ...]:
         """Pass on the rest and the steps; returns notes on stalls and the client's limits."""
-        cancel_ns = self._offer.window_end + self.grace_ns
+        limits = self._final_limits()
         for request, item in (*self._kept, *self._offer.take_ended(), *self._offer.take_open()):
-            self._pass_on(request, item, cancel_ns)
+            self._pass_on(request, item, limits)
         fleet, late = self._fleet, self._late
         stalls = tuple(text for text in map(stall, fleet.replicas) if text is not None)
         for text in stalls:
@@ -62,8 +64,10 @@ class HandIn:
         )
         return (*stalls, passed)
 
-    def _pass_on(self, request: Request, item: Item, cancel_ns: int | None) -> None:
-        limits = ClientLimits(self._first_ns, self._total_ns, cancel_ns)
+    def _final_limits(self) -> ClientLimits:
+        return replace(self._limits, cancel_ns=self._offer.window_end + self.grace_ns)
+
+    def _pass_on(self, request: Request, item: Item, limits: ClientLimits) -> None:
         record = request_record(request, self._fleet.replicas[request.replica], limits)
         planned, classes = item.planned, self._offer.schedule.workload.classes
         if planned.traffic_class is not None or planned.session is not None:

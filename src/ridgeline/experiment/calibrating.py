@@ -239,7 +239,7 @@ def _told(run: StoredRun) -> dict[str, float]:
     return {name: value for name, value in found.items() if value}
 
 
-def on_twin(observation: Observation) -> tuple[Configuration, Workload]:
+def on_twin(observation: Observation) -> Configuration:
     """What was measured as a twin's configuration, with the KV cache that the engine had."""
     configuration = replace(observation.configuration, engine="twin")
     if observation.kv_tokens is not None:
@@ -247,12 +247,12 @@ def on_twin(observation: Observation) -> tuple[Configuration, Workload]:
         blocks = observation.kv_tokens // block + 1
         knobs = replace(configuration.knobs, num_gpu_blocks_override=blocks)
         configuration = replace(configuration, knobs=knobs)
-    return configuration, observation.workload
+    return configuration
 
 
 def simulate(observation: Observation, constants: Any) -> dict[str, float]:
     """The same figures of the twin with such constants."""
-    configuration, _ = on_twin(observation)
+    configuration = on_twin(observation)
     sink = MemorySink()
     schedule = _longer(draw_schedule(observation.workload), observation.prompt_extra)
     with TwinEngine(constants).start(configuration) as endpoint:

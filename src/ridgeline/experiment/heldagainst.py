@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ridgeline.domain.bands import LEVEL, TOKENS, Z
+from ridgeline.domain.bands import LEVEL, TOKENS, Z, value_at
 from ridgeline.domain.knobs import Configuration
 from ridgeline.experiment.calibrating import PATHS, Observation, on_twin
 from ridgeline.experiment.predicting import Predictor
@@ -75,9 +75,8 @@ def hold(
     """Predict what was measured, with the constants of `base`, and put the two side by side."""
     found: list[Held] = []
     for observation in observations:
-        configuration, workload = on_twin(observation)
-        configuration = replace(configuration, calibration=base.calibration)
-        prediction = predict(configuration, workload, {}, bands=True)
+        configuration = replace(on_twin(observation), calibration=base.calibration)
+        prediction = predict(configuration, observation.workload, {}, bands=True)
         for name in HELD:
             measured = observation.figures.get(name)
             if measured is None:
@@ -85,8 +84,7 @@ def hold(
             path = PATHS[name]
             held = Held(observation.name, path, measured, refused=prediction.refused)
             if prediction.summary is not None:
-                part, leaf = path.split(".")
-                value = getattr(getattr(prediction.summary, part), leaf)
+                value = value_at(prediction.summary, path)
                 band = prediction.summary.bands.get(path)
                 if value is not None and band is not None:
                     held = replace(held, predicted=value, low=band.low, high=band.high)

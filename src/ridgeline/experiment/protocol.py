@@ -197,7 +197,7 @@ def finish(
         if must_store or not sink.requests:  # emptied: they are on the disk
             raise
         records = unsaved = records_from_requests(sink.requests, sink.step_table)
-    sink.requests.clear()
+        sink.requests.clear()
     if known is not None:
         known = place_window(records, known, meta.workload)
     measured = known is not None and known.window.seconds > 0  # not so when stopped in warm-up
