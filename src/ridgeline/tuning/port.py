@@ -1,0 +1,64 @@
+"""The ports of the tuner: where it measures, and who decides what is measured next.
+
+A search asks a `Ground` and cannot tell a GPU from a twin. Implementations of `Ground`: runs of a
+study directory (`tuning.measuring`), recorded landscapes (`benchmarks/tuning`). A `Policy` is a
+function of the history, so a search that was killed goes on by reading its history again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ridgeline.tuning.trial import Candidate, History, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is expected of a candidate before it is measured.
+
+    value: the objective, larger is better; low, high: its band (nine times of ten). feasible: the
+    probability that every limit is met, 0..1. refused: why it cannot run; then there are no values.
+    """
+
+    candidate: Candidate
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    feasible: float = 0.0
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a policy wants measured: candidates whose engines may be up side by side.
+
+    window_s: how long each is measured. why: one line for each candidate, for the report.
+    """
+
+    candidates: tuple[Candidate, ...]
+    window_s: float
+    why: tuple[str, ...]
+
+
+class Ground(Protocol):
+    """Where trials come from."""
+
+    @property
+    def places(self) -> int:
+        """How many engines may be up side by side, at least 1."""
+
+    def expect(self, candidates: Sequence[Candidate]) -> tuple[Expected, ...]:
+        """What the twin says of each, as calibrated by what was measured so far."""
+
+    def cost_s(self, candidates: Sequence[Candidate], window_s: float) -> float:
+        """GPU seconds that measuring them together would take, engine starts included."""
+
+    def measure(self, ask: Ask, first: int) -> tuple[Trial, ...]:
+        """Measure; trials are numbered from `first`. What goes wrong is a state, no exception."""
+
+
+class Policy(Protocol):
+    """Who decides what is measured next."""
+
+    def ask(self, history: History, left_s: float) -> Ask | None:
+        """The next measurement within `left_s` GPU seconds; None: nothing more is worth it."""
