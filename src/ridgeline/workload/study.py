@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ridgeline.domain.errors import BadInput, nearest
 from ridgeline.domain.knobs import Configuration
@@ -14,6 +14,9 @@ from ridgeline.domain.workload import Workload
 
 Mark = Literal["reproduced", "not reproduced", "reversed"]
 ENGINES = ("twin", "vllm", "sglang", "trtllm", "llamacpp", "endpoint")
+
+OBJECTIVES = ("cost", "throughput_per_gpu", "goodput", "pareto")
+RISKS = ("exact", "numerics", "lossy")
 
 ROUNDING = 1e-9  # a twin repeats itself exactly; what floating point adds is no difference
 
@@ -147,11 +150,44 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """A range of numbers, both ends included."""
+
+    low: float
+    high: float
+
+
+# What a user allows for one option: these values, a range, or None: it stays as in the baseline.
+Choice = tuple[Any, ...] | Span | None
+
+
+@dataclass(frozen=True, slots=True)
+class TuneSpec:
+    """What `ridgeline tune` looks for, and where; the `tune:` section of a study file.
+
+    objective: one of OBJECTIVES. risk: the highest class (of RISKS) that a winner may have. space:
+    the user's own choice by knob name or "routing"; what it does not name is left to the tuner, or
+    with `only` as in the baseline. finalists: candidates in the duel. window_s: the shortest window
+    of a trial, None = the workload's. quality_threshold: share of the baseline's quality that a
+    candidate which is not exact must recover, on the prompts of a file, None = a bundled set.
+    """
+
+    objective: str = "cost"
+    risk: str = "exact"
+    space: Mapping[str, Choice] = field(default_factory=dict)
+    only: bool = False
+    finalists: int = 3
+    window_s: float | None = None
+    quality_prompts: str | None = None
+    quality_threshold: float = 0.99
+
+
+@dataclass(frozen=True, slots=True)
 class Study:
     """A whole study. The baseline is the first of `experiments`; `text` is the file as given.
 
     equal_within: a relative difference whose whole interval lies inside it counts as none.
-    api: chat or completions.
+    api: chat or completions. tune: what the tuner looks for.
     """
 
     name: str
@@ -165,6 +201,7 @@ class Study:
     text: str = ""
     equal_within: float = EQUAL_WITHIN
     api: str = "chat"
+    tune: TuneSpec = field(default_factory=TuneSpec)
 
     @property
     def baseline(self) -> ExperimentSpec:

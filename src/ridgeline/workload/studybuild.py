@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from ridgeline.domain.model import shape
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.vision import image_tokens
 from ridgeline.workload.calibrationfile import read_calibration
-from ridgeline.workload.enginemodel import HardwarePart, LaunchPart
+from ridgeline.workload.enginemodel import HardwarePart, KnobsPart, LaunchPart
 from ridgeline.workload.gpufile import GPU_FILES, read_gpu
 from ridgeline.workload.otherengine import (
     check_launch,
@@ -32,6 +33,7 @@ from ridgeline.workload.study import (
 )
 from ridgeline.workload.studyfile import Path_, Source, difference_text, explain
 from ridgeline.workload.studymodel import ExperimentPart, FindingPart, RatioPart, StudyPart
+from ridgeline.workload.tunebuild import build_tune
 from ridgeline.workload.workloadbuild import build_slo, build_workload, limits_requests
 from ridgeline.workload.workloadmodel import WorkloadPart
 
@@ -81,7 +83,18 @@ def build_study(source: Source, text: str, folder: Path) -> Study:
         text=text,
         equal_within=part.equal_within,
         api=part.api,
+        tune=build_tune(source, part.tune, folder, partial(_one_knob, source)),
     )
+
+
+def _one_knob(source: Source, name: str, value: Any, path: Path_) -> Any:
+    """A knob's value as a baseline may have it; raises BadInput with the line of `path`."""
+    try:
+        checked = KnobsPart.model_validate({name: value})
+    except ValidationError as error:
+        _, words, _ = explain(error.errors()[0], KnobsPart, ("tune", "space"))
+        raise source.error(path, words) from None
+    return _given(checked)[name] if value is not None else None
 
 
 # Keys of the file that an engine may refuse, beside the knobs.

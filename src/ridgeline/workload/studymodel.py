@@ -13,6 +13,7 @@ from ridgeline.domain.routing import ROUTINGS
 from ridgeline.workload.enginemodel import HardwarePart, KnobsPart, LaunchPart, TwinPart
 from ridgeline.workload.study import ENGINES, EQUAL_WITHIN, METRICS
 from ridgeline.workload.studypart import MOST_MS, NAME, Part, amount
+from ridgeline.workload.tunemodel import TunePart
 from ridgeline.workload.workloadmodel import SloPart, WorkloadPart
 
 ROUTING_HELP = (
@@ -126,6 +127,7 @@ class StudyPart(Part):
     )  # fmt: skip
     published: PublishedPart | None = None
     findings: list[FindingPart] = Field(default_factory=list)
+    tune: TunePart | None = Field(default=None, description="for `ridgeline tune`")
 
 
 def part_at(root: type[BaseModel], path: tuple[str | int, ...]) -> type[BaseModel] | None:
