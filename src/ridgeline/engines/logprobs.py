@@ -1,0 +1,232 @@
+"""Asks a server what it thinks of prompts: vLLM's prompt_logprobs, and greedy answers.
+
+Prompts go as token ids of the reference's /tokenize where the server has it, so that long ones can
+be cut to its context. A server that does not serve prompt_logprobs is told apart from one that is
+not well: one line says which.
+"""
+
+import http.client
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ridgeline.domain.errors import EndpointError
+from ridgeline.domain.readings import (
+    GreedyAnswer,
+    Likelihoods,
+    QualityPrompt,
+    Reading,
+    ServerReading,
+)
+from ridgeline.domain.secrets import mask
+from ridgeline.engines.probe import api_key_from_environment, auth_headers, probe
+from ridgeline.load.address import Address, parse_address
+from ridgeline.load.openai import reply_text
+
+_LARGEST_REPLY = 256 << 20  # 60 bytes for each of 20 alternatives of 100,000 tokens, and room
+NEEDS = "the quality gate needs a vLLM server with prompt_logprobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How servers are asked. top: alternatives listed at each place (vLLM's limit is 20 by
+    default). longest: tokens of a long prompt, at most; short: of another one. answer_tokens: of a
+    greedy answer, 0 = none. timeout_s: for one request. model: its name, None = the first served.
+    """
+
+    top: int = 20
+    longest: int = 4096
+    short: int = 1024
+    answer_tokens: int = 32
+    concurrency: int = 4
+    timeout_s: float = 300.0
+    model: str | None = None
+
+
+def read_server(
+    url: str, prompts: Sequence[QualityPrompt], asking: Asking | None = None
+) -> ServerReading:
+    """Read all prompts with one server, at most `concurrency` at once.
+
+    Raises EndpointError when it cannot be asked, BadInput for a wrong URL, model or API key.
+    """
+    asking = asking or Asking()
+    address = parse_address(url)
+    key = api_key_from_environment()
+    info = probe(address, asking.model, key)
+    server = _Server(address, auth_headers(key), info.model, info.max_model_len, asking)
+    dtype, blocks = server.kv_cache()
+    with ThreadPoolExecutor(max_workers=max(1, asking.concurrency)) as pool:
+        waiting = [pool.submit(server.read, prompt) for prompt in prompts]
+        try:
+            readings = tuple(future.result() for future in waiting)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return ServerReading(address.url, info.model, readings, info.version, dtype, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    address: Address
+    headers: dict[str, str]
+    model: str
+    max_model_len: int | None
+    asking: Asking
+
+    def read(self, prompt: QualityPrompt) -> Reading:
+        """Likelihoods and greedy answer of one prompt."""
+        ids = self._ids(prompt)
+        body = {
+            "prompt": ids, "max_tokens": 1, "temperature": 0.0,
+            "prompt_logprobs": self.asking.top,
+        }  # fmt: skip
+        choice = self._completion(body)
+        told = choice.get("prompt_logprobs")
+        if told is None:
+            raise EndpointError("tells no prompt_logprobs", where=self.address.url, fix=NEEDS)
+        try:
+            likelihoods = read_likelihoods(ids, told, self.asking.top)
+        except (ValueError, KeyError, TypeError) as error:
+            raise EndpointError(
+                f"its prompt_logprobs cannot be read ({error})", where=self.address.url, fix=NEEDS
+            ) from None
+        return Reading(prompt, likelihoods, self._answer(ids))
+
+    def kv_cache(self) -> tuple[str | None, int | None]:
+        """Type and blocks of the KV cache from vLLM's metrics, None where it does not tell."""
+        from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
+
+        try:
+            status, _, page = self.address.get("/metrics", self.headers, self.asking.timeout_s)
+            families = list(text_string_to_metric_families(page.decode())) if status == 200 else []
+        except (EndpointError, ValueError):
+            return None, None
+        for family in families:
+            for sample in family.samples:
+                if sample.name.startswith("vllm:cache_config"):
+                    blocks = sample.labels.get("num_gpu_blocks", "")
+                    dtype = sample.labels.get("cache_dtype")
+                    return dtype, int(blocks) if blocks.isdigit() else None
+        return None, None
+
+    def _ids(self, prompt: QualityPrompt) -> list[int]:
+        """The prompt's tokens, cut to what the server and the settings allow."""
+        reply = self._post("/tokenize", {"model": self.model, "prompt": prompt.text})
+        tokens = reply.get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
+            raise EndpointError("/tokenize tells no tokens", where=self.address.url, fix=NEEDS)
+        most = self.asking.longest if prompt.long else self.asking.short
+        if self.max_model_len is not None:
+            most = min(most, self.max_model_len - max(1, self.asking.answer_tokens))
+        if min(len(tokens), most) < 2:
+            raise EndpointError(
+                f"the prompt {prompt.name!r} has fewer than 2 tokens here", where=self.address.url,
+                fix="give longer prompts, or a larger max_model_len",
+            )  # fmt: skip
+        return tokens[:most]
+
+    def _answer(self, ids: list[int]) -> GreedyAnswer | None:
+        if not self.asking.answer_tokens:
+            return None
+        choice = self._completion({
+            "prompt": ids, "max_tokens": self.asking.answer_tokens, "temperature": 0.0,
+            "logprobs": self.asking.top, "return_tokens_as_token_ids": True,
+            "return_token_ids": True,
+        })  # fmt: skip
+        tokens, told = choice.get("token_ids"), choice.get("logprobs")
+        if not isinstance(tokens, list):
+            raise EndpointError("tells no token_ids", where=self.address.url, fix=NEEDS)
+        tops = told.get("top_logprobs") if isinstance(told, dict) else None
+        return GreedyAnswer(
+            tuple(int(t) for t in tokens),
+            str(choice.get("text", "")),
+            tuple(_by_id(top) for top in tops or ()),
+        )
+
+    def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        reply = self._post("/v1/completions", {"model": self.model, **body})
+        choices = reply.get("choices")
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise EndpointError("its answer has no choices", where=self.address.url, fix=NEEDS)
+        return choices[0]
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """One request and its JSON object; raises EndpointError."""
+        status, answer = self._exchange(path, json.dumps(body).encode())
+        if status != 200:
+            said = mask(reply_text(answer)) if answer else ""
+            raise EndpointError(
+                f"POST {path} gives HTTP {status}{f' ({said})' if said else ''}",
+                where=self.address.url,
+                fix="look into the server's log" if status >= 500 else NEEDS,
+            )
+        try:
+            value = json.loads(answer)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise EndpointError(
+                f"POST {path} gives no JSON object", where=self.address.url, fix=NEEDS
+            )
+        return value
+
+    def _exchange(self, path: str, body: bytes) -> tuple[int, bytes]:
+        place, limit = self.address, self.asking.timeout_s
+        connection: http.client.HTTPConnection
+        if place.scheme == "https":
+            connection = http.client.HTTPSConnection(
+                place.host, place.port, timeout=limit, context=place.tls()
+            )
+        else:
+            connection = http.client.HTTPConnection(place.host, place.port, timeout=limit)
+        headers = {**self.headers, "Content-Type": "application/json"}
+        try:
+            connection.request("POST", place.path + path, body, headers)
+            reply = connection.getresponse()
+            return reply.status, reply.read(_LARGEST_REPLY)
+        except TimeoutError:
+            what = f"POST {path} got no answer within {limit:g} s"
+        except (OSError, http.client.HTTPException) as error:
+            what = f"POST {path} failed ({str(error) or type(error).__name__})"
+        finally:
+            connection.close()
+        raise EndpointError(what, where=place.url, fix="is the server running and well?")
+
+
+def read_likelihoods(ids: Sequence[int], told: Sequence[Any], top: int) -> Likelihoods:
+    """Read vLLM's list: null for the first token, then id -> {logprob, rank} of the `top` likeliest
+    and of the token that stands there. Raises ValueError, KeyError or TypeError for another one.
+    """
+    if len(told) != len(ids):
+        raise ValueError(f"{len(told)} places for {len(ids)} tokens")
+    own, top_ids, top_logprobs = [], [], []
+    for token, place in zip(ids[1:], told[1:], strict=True):
+        own.append(float(place[str(token)]["logprob"]))
+        ranked = sorted((int(e["rank"]), int(i), float(e["logprob"])) for i, e in place.items())
+        ranked = ranked[:top]
+        if len(ranked) < top:
+            raise ValueError(f"{len(ranked)} alternatives, {top} were asked for")
+        top_ids.append([i for _, i, _ in ranked])
+        top_logprobs.append([logprob for _, _, logprob in ranked])
+    likeliest = np.array(top_logprobs, dtype=np.float64)
+    if not np.isfinite(likeliest).all() or not np.isfinite(own).all():
+        raise ValueError("probabilities that are no numbers")
+    return Likelihoods(
+        tuple(ids), np.array(own, dtype=np.float64), np.array(top_ids, dtype=np.int64), likeliest
+    )
+
+
+def _by_id(top: Any) -> dict[int, float]:
+    """Alternatives of one place: "token_id:17" -> log-probability."""
+    if not isinstance(top, dict):
+        return {}
+    return {
+        int(key.removeprefix("token_id:")): float(value)
+        for key, value in top.items()
+        if key.startswith("token_id:")
+    }
