@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ridgeline.domain.occupancy import mean_stay_s, occupancy
+from ridgeline.domain.occupancy import occupancy
 from ridgeline.domain.records import RequestRecord, records_from_requests
 from ridgeline.domain.run import Window
 
@@ -52,9 +52,3 @@ def test_a_window_in_which_requests_pile_up_does_not_close() -> None:
 def test_nothing_in_flight_is_no_account() -> None:
     records = records_from_requests([request(0, 0, 1, 2)])
     assert occupancy(records, Window(5 * SECOND, 9 * SECOND)) is None
-
-
-def test_the_mean_stay_is_of_those_that_ended_between() -> None:
-    records = records_from_requests([request(0, 0, 1, 2), request(1, 0, 1, 4), request(2, 0, 1, 9)])
-    assert mean_stay_s(records, 1.5, 5.0) == pytest.approx(3.0)
-    assert mean_stay_s(records, 20.0, 30.0) is None

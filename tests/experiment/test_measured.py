@@ -14,12 +14,11 @@ from ridgeline.domain.records import TelemetryRow, records_from_requests
 from ridgeline.domain.run import ClientCheck, RunFacts, Window
 from ridgeline.domain.summary import jsonable
 from ridgeline.experiment.binding import measured_limit
+from ridgeline.experiment.closing import ERRORS, RESOLUTIONS, account_warnings
 from ridgeline.experiment.estimates import above_graphs_share
 from ridgeline.experiment.measured import (
-    ERRORS,
     MeasuredAccount,
     account_measured,
-    account_warnings,
     measured_steps,
     replicas_missing,
 )
@@ -224,30 +223,27 @@ def test_the_servers_stages_and_what_is_left_over_are_the_seconds() -> None:
 
 
 @pytest.mark.parametrize(("changes", "off"), [
-    ({"queue_mean_s": 1.0}, {"residual_error": -0.7, "queue_error": 0.8}),
+    # 1.6 s of stages in 0.9 s; 0.7 s too much before the first chunk, 0.6 of which is in the total;
+    # 4 of 4 would wait (the gauge says 0.8) and 5.2 to 5.6 run (2.4)
+    ({"queue_mean_s": 1.0},
+     {"residual_error": -0.7, "split_error": -0.1, "queue_error": 0.8, "engine_error": 0.7}),
+    # as long as the client's whole time, but 0.1 s too long before the first chunk
+    ({"queue_mean_s": 0.4},
+     {"residual_error": -0.1, "split_error": -0.1, "queue_error": 0.2, "engine_error": 0.1}),
     ({"e2e_mean_s": 2.7}, {"residual_error": -1.7}),
+    # 0.65 s outside the engine: at most 0.6 of 4 can run
     ({"e2e_mean_s": 0.45, "decode_mean_s": 0.05}, {"engine_error": -0.45}),
-    ({"waiting_mean": 2.0}, {"queue_error": -0.3}),
-    ({"running_mean": 0.8}, {"engine_error": 0.4}),
+    ({"waiting_mean": 2.0}, {"queue_error": -0.3, "engine_error": -0.3}),
+    # 2.0 at the least run, where 0.4 are in their first step
+    ({"running_mean": 0.8}, {"engine_error": 0.3}),
 ])  # fmt: skip
 def test_figures_of_the_server_that_cannot_be_true_are_told(
     changes: dict[str, float], off: dict[str, float]
 ) -> None:
-    """Whatever it says, the parts add up to the E2E, for they are scaled; the errors are not."""
     found = with_stages(**changes)
-    assert sum(found.seconds.values()) == pytest.approx(1.0, abs=1e-6)
     wrong = {name: found.steps[name] for name in ERRORS if abs(found.steps[name]) > 0.05}
     assert wrong == pytest.approx(off, abs=0.01)
     assert len(account_warnings(found.steps)) == len(off)
-
-
-def test_the_scaling_to_another_set_of_requests_is_told() -> None:
-    requests = [request(i, i * 0.25, ttft_s=0.4, gap_s=0.6, tokens=2) for i in range(200)]
-    known = replace(facts({"engine": STAGES}), window=Window(10 * SECOND, 40 * SECOND))
-    found = account_measured(records_from_requests(requests), known, configuration(), 0.87)
-    assert found.steps["scale_error"] == pytest.approx(-0.13, abs=1e-3)
-    assert found.seconds["queue"] == pytest.approx(0.87 * 0.2, abs=2e-3)
-    assert "off by -13.0 %" in account_warnings(found.steps)[0]
 
 
 def test_real_readings_of_a_server_bent_are_convicted() -> None:
@@ -262,7 +258,7 @@ def test_real_readings_of_a_server_bent_are_convicted() -> None:
         changed = replace(run.facts, server={"telemetry": {**told, "engine": engine}})
         e2e_s = run.summary.e2e_s.mean
         found = account_measured(run.records(), changed, run.meta.configuration, e2e_s)
-        worst = max(abs(found.steps[n]) for n in ERRORS if n != "scale_error")
+        worst = max(abs(found.steps[n]) for n in ERRORS)
         assert worst > 0.3, bent
 
 
@@ -281,18 +277,12 @@ def test_the_requests_of_every_run_on_the_gpu_obey_littles_law_within_5_percent(
             assert abs(steps["decode_error"]) < 0.05, path
 
 
-# Valid runs whose account is off by more than 5 %. scale_error: a window of 15 s holds few requests
-# of several seconds, and those that ended between two readings are others. queue_error: a queue
-# that grew or shrank meanwhile. engine_error: the gauge is read when the front end answers, which a
-# busy one does when little runs; in the probe also at one user.
-OFF = {
-    "scale_error": {"eager-r1", "eager-r2", "seqs-64-r2", "seqs-64-r3", "users-250-r1",
-                    "users-250-r3", "long-budget-1024-r1", "shared-cached-r1"},
-    "queue_error": {"eager-r1", "seqs-64-r1"},
-    "engine_error": {"seqs-128-r1", "seqs-128-r3", "crowd-r1", "mixed-1024-r1", "no-graph-r1",
-                     "one-long-r1", "one-short-r1"},
-    "residual_error": set(),
-}  # fmt: skip
+# Valid runs whose account is off by more than 5 % and by more than a gauge read ten times can tell:
+# one, whose API server has no time left (0.99 of its core) and counts requests as running that have
+# long been answered. Two more differ from the gauge of running requests by 5.2 and 7.7 %, which ten
+# readings cannot tell from 0: a batch whose size swings, and one user.
+OFF = {"residual_error": set(), "split_error": set(), "queue_error": set(),
+       "engine_error": {"crowd-r1"}}  # fmt: skip
 
 
 def test_which_accounts_of_the_runs_on_the_gpu_are_off_is_known() -> None:
@@ -308,11 +298,12 @@ def test_which_accounts_of_the_runs_on_the_gpu_are_off_is_known() -> None:
         errors = {name: found[name] for name in ERRORS if name in found}
         stored = run.summary.steps
         assert errors == pytest.approx({n: v for n, v in stored.items() if n in ERRORS}), path
-        assert set(account_warnings(errors)) <= set(run.summary.verdict.warnings), path
+        assert set(account_warnings(found)) <= set(run.summary.verdict.warnings), path
         assert json.loads(path.read_text())["verdict"] == jsonable(run.summary.verdict), path
         with_stages_told += bool(errors)
         for name, error in errors.items():
-            if abs(error) > 0.05 and run.valid:
+            unsure = found.get(RESOLUTIONS.get(name, ""), 0.0)
+            if abs(error) > max(0.05, unsure) and run.valid:
                 off[name].add(path.parent.name)
     assert with_stages_told == 48
     assert off == OFF
@@ -329,3 +320,26 @@ def test_the_largest_closure_error_is_what_its_records_say() -> None:
     held = occupancy(run.records(), run.facts.window)
     assert held is not None
     assert held.closure_error == pytest.approx(run.summary.steps["closure_error"])
+
+
+def test_the_account_is_of_the_requests_that_the_server_finished() -> None:
+    """Ten slow requests end before the readings begin: they are in no stage and in no part."""
+    slow = [request(1000 + i, i * 0.1, ttft_s=3.0, gap_s=3.0, tokens=2) for i in range(10)]
+    quick = [request(i, i * 0.25, ttft_s=0.4, gap_s=0.6, tokens=2) for i in range(200)]
+    known = replace(facts({"engine": STAGES}), window=Window(0, 40 * SECOND))
+    found = account_measured(records_from_requests([*slow, *quick]), known, configuration(), 1.3)
+    assert found.steps["account_e2e_s"] == pytest.approx(1.0, abs=2e-3)
+    assert sum(found.seconds.values()) == pytest.approx(1.0, abs=2e-3)
+    assert found.seconds["queue"] == pytest.approx(0.2, abs=2e-3)
+
+
+def test_a_gauge_that_was_read_ten_times_is_held_to_what_that_can_tell() -> None:
+    """1.5 on average of ten readings, with 0.5 of error: off by 0.5 of 4, ± 1.13 (Student)."""
+    few = with_stages(running_mean=1.5, running_error=0.5, waiting_error=0.0, readings=10)
+    assert few.steps["engine_error"] == pytest.approx((2.0 - 1.5) / 4, abs=0.01)
+    assert few.steps["engine_resolution"] == pytest.approx(2.262 * 0.5 / 4, rel=0.01)
+    assert account_warnings(few.steps) == ()
+    many = with_stages(running_mean=1.5, running_error=0.05, waiting_error=0.0, readings=900)
+    assert len(account_warnings(many.steps)) == 1
+    late = account_warnings({**many.steps, "api_server_cores": 0.99})
+    assert "its API server had no time left" in late[0]

@@ -18,6 +18,7 @@ from ridgeline.experiment.protocol import carry_out, judge_again
 from ridgeline.experiment.statistics import merge
 from ridgeline.experiment.verdict import judge
 from ridgeline.experiment.windowing import place_window
+from ridgeline.store.run_directory import read_run
 from ridgeline.workload.schedule import draw_schedule
 
 TWIN = Configuration("Qwen/Qwen3-4B", Knobs(max_num_seqs=32), engine="twin", gpu="H100-SXM", gpus=1)
@@ -74,6 +75,17 @@ def test_a_run_is_stored_with_why_and_judged_again_alike(tmp_path: Path) -> None
     assert stored.facts is not None
     again = judge_again(judge_again(stored))
     assert again == stored
+
+
+def test_a_copy_without_its_chunks_is_not_judged_again() -> None:
+    """Results in a repository leave most chunks out: it would seem that no answer came."""
+    folder = Path(__file__).parents[2] / "results" / "h200" / "knobs" / "seqs-32-r2"
+    stored = read_run(folder)
+    assert stored.trimmed
+    assert stored.valid
+    assert judge_again(stored) == stored == read_run(folder)
+    whole = read_run(folder.parent / "seqs-32-r1")
+    assert not whole.trimmed
 
 
 def late_start(slow_until_s: float) -> list:

@@ -136,6 +136,7 @@ def test_a_window_means_its_own_readings_only() -> None:
     )
     assert found == {
         "running_mean": 20.0, "running_max": 30.0, "steps_per_s": 100.0, "replicas_told": 1,
+        "running_error": 10.0, "readings": 2,  # 10 and 30: half their distance
     }  # fmt: skip
 
 

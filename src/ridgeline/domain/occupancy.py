@@ -52,12 +52,3 @@ def _rate_times_stay(start: Floats, end: Floats, window: Window) -> float:
     middle = (start + end) / 2
     inside = (middle >= window.start_ns) & (middle < window.end_ns)
     return float((end - start)[inside].sum()) / (window.end_ns - window.start_ns)
-
-
-def mean_stay_s(records: RunRecords, start_s: float, end_s: float) -> float | None:
-    """Mean seconds from sent to last chunk of the successes that ended in [start_s, end_s)."""
-    last = records.last_ns
-    rows = records.ok & (last >= start_s * 1e9) & (last < end_s * 1e9)
-    if not rows.any():
-        return None
-    return float((last - records.sent_ns)[rows].mean()) / 1e9

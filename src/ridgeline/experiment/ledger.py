@@ -143,11 +143,14 @@ def split_runs(
 
 
 def _judged_by(found: StoredRun, run: PlannedRun) -> StoredRun:
-    """The run on disk under the targets and the price that the study has now; stores a change."""
+    """The run on disk under the targets and the price that the study has now; stores a change.
+
+    One whose chunks were left out keeps those that it was measured under.
+    """
     price = run.configuration.price_per_gpu_hour
     configuration = replace(found.meta.configuration, price_per_gpu_hour=price)
     meta = replace(found.meta, slo=run.slo, configuration=configuration)
-    if meta == found.meta or found.unsaved is not None:
+    if meta == found.meta or found.unsaved is not None or found.trimmed:
         return found
     judged = judge_again(replace(found, meta=meta))
     write_run(judged)

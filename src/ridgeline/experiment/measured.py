@@ -6,8 +6,9 @@ what its front end adds is its own end-to-end time minus those; what the client 
 passed between them (network, HTTP, a proxy). Without histograms, but with gauges, the engine is one
 part, and all outside it another.
 
-The parts that are shown add up to a request's mean E2E because they are scaled to it. What speaks
-for them is told apart from that, before any value is cut off at zero or scaled (ERRORS).
+The parts that are shown add up to the mean time of the requests that the server finished meanwhile,
+for what is left over goes to the front end and the network. What speaks for them is told apart from
+that (`closing.ERRORS`), before any value is cut off at zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,10 @@ import numpy as np
 
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.means import known_mean
-from ridgeline.domain.occupancy import Occupancy, mean_stay_s, occupancy
+from ridgeline.domain.occupancy import Occupancy, occupancy
 from ridgeline.domain.records import RunRecords
 from ridgeline.domain.run import RunFacts
+from ridgeline.experiment.closing import Stages, closing_errors, stages_of
 
 # The parts of a request's seconds, in the order in which they pass. client: from when it was due
 # until it was sent. outside_engine: network, HTTP and API server, where they cannot be told apart.
@@ -30,28 +32,17 @@ PARTS = (
     "engine", "gpu_idle",
 )  # fmt: skip
 
-# What is wrong with an account, by name: its words. Each compares two things that nothing forces to
-# agree; 0 is agreement.
-ERRORS = {
-    "residual_error": "the server's stages outlast its own total or the client's, by this share of"
-    " a request's time",
-    "queue_error": "queue times against the gauge of waiting requests, of those in flight",
-    "engine_error": "prefill and decode times against the gauge of running requests, of those in"
-    " flight",
-    "scale_error": "the time that the window's requests took against that of the requests that the"
-    " server's stage times are of",
-}
-ERROR_LIMIT = 0.05
-
 
 @dataclass(frozen=True, slots=True)
 class MeasuredAccount:
-    """`seconds`: a mean request's by PARTS, adding up to its mean E2E (and client before it).
+    """`seconds`: a mean request's by PARTS, adding up to `account_e2e_s` (and client before it).
 
-    `steps`: see `measured_steps`, with `closure_error` of Little's law on the client's own stamps,
+    `steps`: see `measured_steps`, with `account_e2e_s` (mean E2E of the requests that the account
+    is of: those that the server finished between its readings where it tells their stages, else
+    those of the window), `closure_error` of Little's law on the client's own stamps,
     `decode_error` (requests that stream at the client against the engine's tokens a step, as a
     share of those in flight), `client_share` (of a request's time from when it was due) and, where
-    the server tells its stages, those of ERRORS.
+    the server tells its stages, those of `closing.ERRORS`.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -61,7 +52,7 @@ class MeasuredAccount:
 def account_measured(
     records: RunRecords, facts: RunFacts, configuration: Configuration, e2e_s: float | None
 ) -> MeasuredAccount:
-    """The account of a run without a step table. `e2e_s`: the mean E2E that it closes to."""
+    """The account of a run without a step table. `e2e_s`: mean E2E of the window's requests."""
     steps = measured_steps(facts, configuration)
     held = occupancy(records, facts.window)
     if held is None or not e2e_s:
@@ -76,12 +67,17 @@ def account_measured(
         steps["client_share"] = late / (late + e2e_s)
     if _share_told(facts) < 1:  # the sums leave out replicas that the client's figures hold
         return MeasuredAccount({}, steps)
-    steps |= _errors(records, _engine(facts), held, e2e_s)
-    shares = _shares(records, _engine(facts), held)
-    if not shares:
+    engine = _engine(facts)
+    told = stages_of(records, engine)
+    if told is not None:
+        steps |= closing_errors(records, engine, told)
+        seconds = _left_over(told)
+    else:
+        seconds = {name: share * e2e_s for name, share in _shares(engine, held).items()}
+    if not seconds:
         return MeasuredAccount({}, steps)
-    shares = _split_idle(shares, steps.get("gpu_busy"))
-    seconds = {name: share * e2e_s for name, share in shares.items()}
+    steps["account_e2e_s"] = sum(seconds.values())
+    seconds = _split_idle(seconds, steps.get("gpu_busy"))
     if late is not None:
         seconds["client"] = late
     return MeasuredAccount({name: seconds[name] for name in PARTS if name in seconds}, steps)
@@ -132,83 +128,17 @@ def _lateness_s(records: RunRecords, facts: RunFacts) -> float | None:
     return max(0.0, float(np.mean((sent - records.intended_ns)[rows]))) / 1e9
 
 
-def account_warnings(steps: Mapping[str, float]) -> tuple[str, ...]:
-    """What of an account's ERRORS is too large for it to be relied on, in words."""
-    return tuple(
-        f"the account of seconds is off by {100 * steps[name]:+.1f} % ({words})"
-        for name, words in ERRORS.items()
-        if abs(steps.get(name, 0.0)) > ERROR_LIMIT
-    )
+def _left_over(told: Stages) -> dict[str, float]:
+    """The stages, and to the front end and the network what is left of the times around them."""
+    return {
+        "network_http": max(0.0, told.stay - told.e2e),
+        "api_server": max(0.0, min(told.e2e, told.stay) - told.inside),
+        "queue": told.queue, "prefill": told.prefill, "decode": told.decode,
+    }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Stages:
-    """What the server tells of the requests that it finished between two readings, in seconds.
-
-    `stay`: the client's mean time from sent to last chunk of those that ended in the same span;
-    `rate`: how many of them ended a second.
-    """
-
-    e2e: float
-    queue: float
-    prefill: float
-    decode: float
-    stay: float
-    rate: float
-
-    @property
-    def inside(self) -> float:
-        return self.queue + self.prefill + self.decode
-
-
-def _stages(records: RunRecords, engine: Mapping[str, Any]) -> _Stages | None:
-    told = [engine.get(f"{name}_mean_s") for name in ("e2e", "queue", "prefill", "decode")]
-    begin, end = engine.get("first_reading_s"), engine.get("last_reading_s")
-    if begin is None or end is None:
-        return None
-    stay = mean_stay_s(records, begin, end)
-    if not stay or any(value is None for value in told):
-        return None
-    ended = records.ok & (records.last_ns >= begin * 1e9) & (records.last_ns < end * 1e9)
-    e2e, queue, prefill, decode = (float(value) for value in told if value is not None)
-    rate = float(ended.sum()) / (end - begin)
-    return _Stages(e2e, queue, prefill, decode, stay, rate)
-
-
-def _errors(
-    records: RunRecords, engine: Mapping[str, Any], held: Occupancy, e2e_s: float
-) -> dict[str, float]:
-    """ERRORS, of the server's figures as they are; empty where it does not tell its stages.
-
-    The front end's part and the network's are what is left over (of the server's time, of the
-    client's). Left over may be nothing, never less: `residual_error` is what lies below zero.
-    queue_error and engine_error hold the histograms against the gauges by Little's law, with the
-    client's rate.
-    """
-    told = _stages(records, engine)
-    if told is None:
-        return {}
-    below = min(0.0, told.stay - told.e2e) + min(0.0, told.e2e - told.inside)
-    found = {"residual_error": below / told.stay, "scale_error": e2e_s / told.stay - 1}
-    running, waiting = engine.get("running_mean"), engine.get("waiting_mean")
-    if running is not None and waiting is not None:
-        expected = told.rate * told.queue, told.rate * (told.prefill + told.decode)
-        found["queue_error"] = (expected[0] - waiting) / held.in_flight
-        found["engine_error"] = (expected[1] - running) / held.in_flight
-    return found
-
-
-def _shares(records: RunRecords, engine: Mapping[str, Any], held: Occupancy) -> dict[str, float]:
-    """Shares of a request's time from sent to last chunk; they add up to 1. Empty without any."""
-    told = _stages(records, engine)
-    if told is not None:
-        seconds = {
-            "network_http": max(0.0, told.stay - told.e2e),
-            "api_server": max(0.0, told.e2e - told.inside),
-            "queue": told.queue, "prefill": told.prefill, "decode": told.decode,
-        }  # fmt: skip
-        whole = sum(seconds.values())
-        return {name: value / whole for name, value in seconds.items()} if whole else {}
+def _shares(engine: Mapping[str, Any], held: Occupancy) -> dict[str, float]:
+    """Shares of a request's time from sent to last chunk by gauges alone; they add up to 1."""
     running, waiting = engine.get("running_mean"), engine.get("waiting_mean")
     if running is None or waiting is None:
         return {}
@@ -220,13 +150,13 @@ def _shares(records: RunRecords, engine: Mapping[str, Any], held: Occupancy) -> 
     }
 
 
-def _split_idle(shares: dict[str, float], busy: float | None) -> dict[str, float]:
+def _split_idle(seconds: dict[str, float], busy: float | None) -> dict[str, float]:
     """Take the time in which the GPU ran nothing out of the engine's parts."""
     if busy is None:
-        return shares
-    inside = [name for name in ("prefill", "decode", "engine") if name in shares]
-    idle = (1 - busy) * sum(shares[name] for name in inside)
-    return {**shares, **{name: busy * shares[name] for name in inside}, "gpu_idle": idle}
+        return seconds
+    inside = [name for name in ("prefill", "decode", "engine") if name in seconds]
+    idle = (1 - busy) * sum(seconds[name] for name in inside)
+    return {**seconds, **{name: busy * seconds[name] for name in inside}, "gpu_idle": idle}
 
 
 def _telemetry(facts: RunFacts) -> Mapping[str, Any]:

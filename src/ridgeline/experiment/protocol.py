@@ -52,7 +52,8 @@ from ridgeline.store.run_directory import (
     write_records,
     write_run,
 )
-from ridgeline.store.tables import write_telemetry
+from ridgeline.store.tables import read_telemetry, write_telemetry
+from ridgeline.telemetry.sampling import summarise_engine
 from ridgeline.workload.schedule import draw_schedule
 
 # What the client can do under such a load; called right before a run of a real server.
@@ -277,18 +278,30 @@ def _accounted(
 def judge_again(run: StoredRun) -> StoredRun:
     """Figures and verdict of a stored run by today's formulas and rules; stores what changed.
 
-    A run that failed or measured nothing stays as it is. Raises StoreError.
+    A run that failed or measured nothing stays as it is, and so does one whose chunks are not
+    there: without them it would look like one that got no answer. Raises StoreError.
     """
     facts = run.facts
-    if facts is None or run.summary is None:
+    if facts is None or run.summary is None or run.trimmed:
         return run
     records = run.records()
-    facts = place_window(records, facts, run.meta.workload)
+    facts = _engine_again(place_window(records, facts, run.meta.workload), run.folder)
     summary = figures(run.meta, records, facts)
     judged = replace(run, facts=facts, summary=summary, state=_state(facts, summary, run.failure))
     if judged != run:
         write_run(judged)
     return judged
+
+
+def _engine_again(facts: RunFacts, folder: Path) -> RunFacts:
+    """What the engine's page told, from the stored readings and over the window as it is now."""
+    told = facts.server.get("telemetry")
+    if not isinstance(told, Mapping) or not told.get("engine"):
+        return facts
+    engine = summarise_engine(read_telemetry(folder), facts.window)
+    if not engine:
+        return facts
+    return replace(facts, server={**facts.server, "telemetry": {**told, "engine": engine}})
 
 
 def bounds_of(configuration: Configuration) -> Bounds | None:

@@ -26,6 +26,7 @@ from ridgeline.domain.slo import Slo
 from ridgeline.domain.summary import RequestCounts
 from ridgeline.domain.workload import Arrivals
 from ridgeline.experiment.clientrules import FLOOR_S, client_limit
+from ridgeline.experiment.closing import account_warnings
 from ridgeline.experiment.counts import (
     counts_disagree,
     impossible_usage,
@@ -38,7 +39,7 @@ from ridgeline.experiment.counts import (
 )
 from ridgeline.experiment.evidence import Doubt, Evidence, ms
 from ridgeline.experiment.loadsteps import of_steps, steps_not_reached, unsteady
-from ridgeline.experiment.measured import account_warnings, replicas_missing
+from ridgeline.experiment.measured import replicas_missing
 from ridgeline.experiment.steady import silent, trend, warmed_up, window_too_short
 
 __all__ = ["Doubt", "Evidence", "judge", "trend"]

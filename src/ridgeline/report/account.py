@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ridgeline.experiment.measured import ERRORS
+from ridgeline.experiment.closing import ERRORS, RESOLUTIONS
 from ridgeline.report import numbers
 from ridgeline.report.model import ExperimentRow, StudyReport
 
@@ -21,11 +21,13 @@ PARTS = {
     "front_end_out": "front end out",
 }
 NOTE = (
-    "Mean seconds of a request, by where it was; they add up to its mean E2E because they are "
-    "scaled to it, and the client's part lies before it. What speaks for them, where the server "
-    'tells its stages, is "off by": the '
-    "largest of how far the server's stages outlast its total or the client's, of its queue and "
-    "engine times against its gauges, and of the scaling. "
+    "Mean seconds of a request, by where it was; where the server tells its stages, of those that "
+    "it finished between the first and the last reading, and what is left of the client's time of "
+    "the same requests is the network's. They add up to the mean E2E beside them, the client's "
+    'part lies before it. What speaks for them is "off by": the largest of how far the '
+    "server's stages outlast its total or the client's time, before the first chunk or after it, "
+    "and of how far its gauges are from the requests that waited and ran by the client's stamps "
+    "(±: what so few readings of a gauge can tell). "
     '"Outside the engine" is from client to engine and back where the server '
     'does not tell network, HTTP and API server apart. "In the engine, GPU idle" is the time in '
     "which no kernel ran, by nvidia-smi's utilisation, and is in no other part. Closes within: "
@@ -69,18 +71,23 @@ def _line(row: ExperimentRow, names: Sequence[str], *, staged: bool) -> list[str
     return [
         row.name,
         *(numbers.duration(seconds.get(name)) for name in names),
-        numbers.duration(row.summary.e2e_s.mean),
+        numbers.duration(_step(row, "account_e2e_s") or row.summary.e2e_s.mean),
         numbers.percent(_step(row, "closure_error"), signed=True),
         numbers.percent(_step(row, "decode_error"), signed=True),
-        *([numbers.percent(_off_by(row), signed=True)] if staged else []),
+        *([_off_by(row) or numbers.percent(None)] if staged else []),
         row.summary.binding_limit or "",
     ]
 
 
-def _off_by(row: ExperimentRow) -> float | None:
+def _off_by(row: ExperimentRow) -> str | None:
     """The largest of the account's errors that nothing forces to be small."""
-    found = [error for name in ERRORS if (error := _step(row, name)) is not None]
-    return max(found, key=abs, default=None)
+    found = [(error, name) for name in ERRORS if (error := _step(row, name)) is not None]
+    if not found:
+        return None
+    error, name = max(found, key=lambda each: abs(each[0]))
+    about = _step(row, RESOLUTIONS.get(name, ""))
+    text = numbers.percent(error, signed=True)
+    return text if about is None else f"{text} (±{numbers.percent(about)})"
 
 
 def _seconds(row: ExperimentRow) -> dict[str, float]:

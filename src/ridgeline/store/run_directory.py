@@ -19,7 +19,7 @@ from ridgeline.domain.summary import Summary, jsonable
 from ridgeline.domain.workload import Workload
 from ridgeline.store import codec
 from ridgeline.store.files import clear_errors, make_folder, read_json, write_json
-from ridgeline.store.tables import read_tables, write_tables
+from ridgeline.store.tables import CHUNKS, STEPS, read_tables, write_tables
 
 RUN_SCHEMA = 1
 RUN_FILE, JOURNAL_FILE, ENGINE_LOG = "run.json", "journal.ridgeline", "engine.log"
@@ -83,6 +83,13 @@ class StoredRun:
     def records(self) -> RunRecords:
         """All requests (with steps for a twin); raises StoreError when the tables are missing."""
         return read_tables(self.folder) if self.unsaved is None else self.unsaved
+
+    @property
+    def trimmed(self) -> bool:
+        """True where its chunks' times were left out of a copy: its figures cannot be had again."""
+        if self.unsaved is not None:
+            return False
+        return not ((self.folder / CHUNKS).exists() or (self.folder / STEPS).exists())
 
     @property
     def valid(self) -> bool:

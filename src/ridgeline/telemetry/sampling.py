@@ -6,7 +6,9 @@ not parsed, and everything slow (the network, the driver) happens outside Python
 
 import contextlib
 import http.client
+import math
 import re
+import statistics
 import threading
 import time
 from collections import defaultdict
@@ -223,6 +225,9 @@ class ClockWatch:
 def summarise_engine(rows: Iterable[TelemetryRow], window: Window) -> dict[str, float]:
     """Means and peaks of the gauges over the window, growth per second of the counters.
 
+    With the standard error of the means of running and waiting requests from so many "readings",
+    taken as independent of each other (a second lies between them, and hundreds of steps).
+
     Gauges and rates of several replicas are added up at their means; KV use is their mean, its
     peak the fullest replica's. "replicas_told" is how many of them said anything: a page that did
     not answer is missing in every sum. Keys that were not measured are absent. "steps_per_s" counts
@@ -231,14 +236,19 @@ def summarise_engine(rows: Iterable[TelemetryRow], window: Window) -> dict[str, 
     series = _series(rows, "engine", window)
     found: dict[str, float] = {}
     for metric in GAUGES.values():
-        means, peaks = [], []
+        means, peaks, errors, readings = [], [], [], []
         for (_, name), points in series.items():
             if name == metric:
                 values = [value for _, value in points]
                 means.append(sum(values) / len(values))
                 peaks.append(max(values))
+                errors.append(_error_of_mean(values))
+                readings.append(len(values))
         if means:
             shared = metric == "kv_use"
+            if not shared and min(readings) > 1:
+                found[f"{metric}_error"] = math.sqrt(sum(error**2 for error in errors))
+                found["readings"] = min(readings)
             found[f"{metric}_mean"] = sum(means) / (len(means) if shared else 1)
             found[f"{metric}_max"] = max(peaks) if shared else sum(peaks)
     for metric in COUNTERS.values():
@@ -251,6 +261,10 @@ def summarise_engine(rows: Iterable[TelemetryRow], window: Window) -> dict[str, 
             found[f"{metric}_per_s"] = sum(rates)
     found |= _stage_means(series)
     return {**found, "replicas_told": len({unit for unit, _ in series})} if found else {}
+
+
+def _error_of_mean(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
 def _stage_means(series: Mapping[tuple[str, str], "_Points"]) -> dict[str, float]:

@@ -158,7 +158,8 @@ def _table(rows: list[tuple[ExperimentRow, dict[str, float]]], names: list[str])
         assert row.summary is not None
         cells = [numbers.duration(parts[name]) if name in parts else "–" for name in names]
         body.append((
-            row.name, *cells, numbers.duration(row.summary.e2e_s.mean),
+            row.name, *cells,
+            numbers.duration(row.summary.steps.get("account_e2e_s") or row.summary.e2e_s.mean),
             numbers.percent(row.summary.steps.get("closure_error"), signed=True), _step_words(row),
             row.summary.binding_limit or "not known",
         ))  # fmt: skip
