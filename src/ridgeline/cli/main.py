@@ -22,6 +22,7 @@ VERBS = {
     "study": "ridgeline.cli.study",
     "bench": "ridgeline.cli.bench",
     "knee": "ridgeline.cli.knee",
+    "quality": "ridgeline.cli.quality",
     "report": "ridgeline.cli.report",
     "twin": "ridgeline.cli.twin",
     "calibrate": "ridgeline.cli.calibrate",

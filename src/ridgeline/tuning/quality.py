@@ -5,7 +5,7 @@ the outcome "pass" lets a configuration win. docs/quality.md defines every figur
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from ridgeline.domain.errors import EndpointError
@@ -19,6 +19,7 @@ from ridgeline.tuning.quality_figures import (
 )
 from ridgeline.tuning.quality_prompts import bundled_prompts
 from ridgeline.tuning.quality_tasks import TaskComparison
+from ridgeline.tuning.risk import risk_of
 
 Outcome = Literal["pass", "fail", "no-op", "not applicable", "unknown"]
 
@@ -56,14 +57,28 @@ class Criterion:
 class Change:
     """What is known of how the candidate differs from the reference.
 
-    acts: the change must show in the numbers (None: not known). kv_quantised: the KV cache has
-    another type. dummy_weights: the servers have random weights. names: for people.
+    acts: the change must show in the numbers (None: not known; False: it need not).
+    kv_quantised: the KV cache has another type. dummy_weights: the servers have random weights.
+    names: for people.
     """
 
     acts: bool | None = None
     kv_quantised: bool = False
     dummy_weights: bool = False
     names: tuple[str, ...] = ()
+
+
+def change_of(
+    changes: Mapping[str, Any], model_dtype: str = "bfloat16", *, dummy_weights: bool = False
+) -> Change:
+    """What the gate must know of changed knobs (name -> value, as in `risk_of`)."""
+    found = risk_of(changes, model_dtype)
+    return Change(
+        acts=found.risk.needs_gate if changes else None,
+        kv_quantised=found.kv_quantised,
+        dummy_weights=dummy_weights or changes.get("load_format") == "dummy",
+        names=tuple(f"{k}={v}" for k, v in changes.items() if found.reasons[k][0] == found.risk),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,25 +146,30 @@ def judge_quality(
     limits: Limits | None = None,
     floor_endpoint_url: str | None = None,
     asking: Asking | None = None,
+    candidate_model: str | None = None,
     tasks: Sequence[TaskComparison] = (),
 ) -> QualityVerdict:
     """Ask the reference twice and the candidate once, and judge.
 
     prompts: the user's own, None = the bundled ones; the bundled long ones are always added.
-    floor_endpoint_url: the same model in other exact numerics (dtype float32). An endpoint that
+    floor_endpoint_url: the same model in other exact numerics (dtype float32). candidate_model: its
+    name, None = the first that it serves. tasks: scores of `harness.run_tasks`. An endpoint that
     cannot be asked gives "unknown". Raises BadInput for a wrong URL or API key.
     """
     change, limits = change or Change(), limits or Limits()
     if change.dummy_weights:
         return not_applicable(limits)
-    chosen = with_long(prompts)
+    chosen, asking = with_long(prompts), asking or Asking()
+    others = replace(asking, model=candidate_model)
     try:
         reference = read_server(reference_endpoint_url, chosen, asking)
         again = read_server(reference_endpoint_url, chosen, asking)
         floor = (
-            None if floor_endpoint_url is None else read_server(floor_endpoint_url, chosen, asking)
+            None
+            if floor_endpoint_url is None
+            else read_server(floor_endpoint_url, chosen, replace(asking, model=None))
         )
-        candidate = read_server(candidate_endpoint_url, chosen, asking)
+        candidate = read_server(candidate_endpoint_url, chosen, others)
     except EndpointError as error:
         return QualityVerdict("unknown", (str(error),), limits)
     return judge_readings(
