@@ -5,8 +5,8 @@ study directory (`tuning.measuring`), recorded landscapes (`benchmarks/tuning`).
 function of the history, so a search that was killed goes on by reading its history again.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ridgeline.tuning.trial import Candidate, History, Trial
@@ -17,7 +17,8 @@ class Expected:
     """What is expected of a candidate before it is measured.
 
     value: the objective, larger is better; low, high: its band (nine times of ten). feasible: the
-    probability that every limit is met, 0..1. refused: why it cannot run; then there are no values.
+    probability that every limit is met, 0..1. limits: what is expected of each limit's figure, by
+    its key, in the limit's unit. refused: why it cannot run; then there are no values.
     """
 
     candidate: Candidate
@@ -26,6 +27,7 @@ class Expected:
     high: float | None = None
     feasible: float = 0.0
     refused: str | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

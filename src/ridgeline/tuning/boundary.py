@@ -1,0 +1,65 @@
+"""Where engines crash: what failed starts teach about configurations that were not started.
+
+A crash has a cause: one setting at or beyond a value, or two of them together. Every such cause
+that contains the crash and none of the configurations that ran is a hypothesis; a configuration is
+under suspicion by the weight of the hypotheses that contain it. A cause that explains several
+crashes weighs more, so that after a second crash nearby the region is left.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+
+from ridgeline.domain.records import Floats
+
+PAIR = 0.5  # weight of all causes of two settings together against those of one
+BOOST = 8.0  # for each further crash that the same cause explains
+LEAVE = 0.4  # suspicion from which a configuration is not started any more
+LEAVE_TWICE = 0.28  # the same, once one cause explains two crashes
+ALONE = 0.5  # that it was this very configuration, or chance: it speaks against no other
+
+
+def suspicion(places: Floats, crashed: Sequence[int], ran: Sequence[int]) -> Floats:
+    """Probability-like suspicion (0..1) for every row of `places` (n x features).
+
+    crashed, ran: rows of configurations that crashed, and of those that came up.
+    """
+    found = np.zeros(len(places))
+    if not crashed:
+        return found
+    halves = _halves(places, crashed)
+    pair = PAIR / max(len(halves), 1)  # there are many more of them
+    inside = [*((h, 1.0) for h in halves),
+              *((a & b, pair) for a, b in combinations(halves, 2))]  # fmt: skip
+    unique = {h.tobytes(): (h, w) for h, w in reversed(inside)}
+    possible = [(h, w) for h, w in unique.values() if not h[list(ran)].any()]
+    for row in crashed:
+        total, held = ALONE, np.zeros(len(places))
+        for half, weight in possible:
+            if half[row]:
+                strong = weight * BOOST ** (int(half[list(crashed)].sum()) - 1)
+                total += strong
+                held += strong * half
+        found = np.maximum(found, held / total)
+        found[row] = 1.0
+    return found
+
+
+def left(places: Floats, crashed: Sequence[int], ran: Sequence[int]) -> np.ndarray:
+    """Mask of the rows that are not started any more, the crashed ones among them."""
+    found = suspicion(places, crashed, ran)
+    together = [h[list(crashed)].sum() for h in _halves(places, crashed) if not h[list(ran)].any()]
+    return found >= (LEAVE_TWICE if max(together, default=0) > 1 else LEAVE)
+
+
+def _halves(places: Floats, crashed: Sequence[int]) -> list[np.ndarray]:
+    """One setting at or beyond the value of a crash, in either direction, as masks over rows."""
+    found = []
+    for feature in range(places.shape[1]):
+        column = places[:, feature]
+        for value in {float(column[row]) for row in crashed}:
+            for mask in (column >= value - 1e-9, column <= value + 1e-9):
+                if not mask.all():
+                    found.append(mask)
+    return found

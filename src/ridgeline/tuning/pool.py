@@ -1,0 +1,152 @@
+"""Which configurations a search asks the twin about: a few hundred of many thousands.
+
+Coarse first: every single change of the baseline, and points at random. Then the best of what was
+seen so far is refined round by round: steps to neighbouring values, and the single changes that
+helped put together. What was measured and is good is refined as well. No order of knobs or values
+is preferred; among equals the seed decides.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ridgeline.tuning.port import Expected, Ground
+from ridgeline.tuning.space import Point, Space
+from ridgeline.tuning.trial import Candidate
+
+LOOKS = 300  # twin looks at most, beside those around what was measured
+AT_RANDOM = 60
+BEAM = 5  # points that each round refines
+TOGETHER = 8  # single changes that are combined with each other
+STEEPNESS = 3.0  # log points of value that a limit missed by one log point costs the ranking
+
+Looked = dict[str, Expected]  # by what the engine would run with
+
+
+def looks(
+    space: Space,
+    ground: Ground,
+    limits: Mapping[str, float],
+    *,
+    measured: Sequence[Candidate],
+    good: Sequence[Candidate],
+    random: np.random.Generator,
+) -> tuple[Expected, ...]:
+    """The pool: every candidate once, the baseline first, refused ones left out.
+
+    limits: the value of each limit. measured: are in the pool whatever the twin says. good: the
+    best of them, whose neighbours are looked at too.
+    """
+    pool = _Pool(space, ground, limits)
+    own = space.point(Candidate())
+    pool.add([own, *map(space.point, measured)], forced=True)
+    singles = list(space.singles(own))
+    pool.add(singles)
+    pool.add(space.draw(random) for _ in range(AT_RANDOM))
+    base = pool.score(own)
+    helped = [p for p in sorted(singles, key=pool.score, reverse=True) if pool.score(p) > base]
+    pool.add(_together(space, own, helped[:TOGETHER]))
+    refined: set[Point] = set()
+    while len(pool) < LOOKS:
+        best = [p for p in pool.best() if p not in refined][:BEAM]
+        if not best:
+            break
+        before = len(pool)
+        for point in best:
+            refined.add(point)
+            pool.add(space.neighbours(point))
+        if len(pool) == before and len(refined) > 3 * BEAM:
+            break
+    for candidate in good:
+        pool.add(space.neighbours(space.point(candidate)))
+    return pool.expected()
+
+
+def score(expected: Expected, limits: Mapping[str, float]) -> float:
+    """How the twin ranks it: log value, less what the limits are missed by."""
+    if expected.value is None or expected.value <= 0:
+        return -math.inf
+    found = math.log(expected.value)
+    if not expected.limits:
+        return found + math.log(max(expected.feasible, 1e-3))
+    return found - STEEPNESS * sum(
+        max(0.0, _over(key, value, limits[key]))
+        for key, value in expected.limits.items()
+        if key in limits
+    )
+
+
+def _over(key: str, value: float, limit: float) -> float:
+    """Log of how far a limit is missed; of an attainment the other way round."""
+    if not value > 0 or not limit > 0:
+        return 0.0 if value <= limit else 3.0
+    if math.isinf(value):
+        return 3.0
+    return math.log(limit / value if key == "attainment" else value / limit)
+
+
+def _together(space: Space, own: Point, helped: Sequence[Point]) -> list[Point]:
+    """Pairs of single changes to different dimensions, and the best of each dimension at once."""
+    found, best = [], list(own)
+    for i, one in enumerate(helped):
+        found += [m for other in helped[i + 1 :] if (m := _merged(own, one, other)) is not None]
+        for j, value in enumerate(one):
+            if value != own[j] and best[j] == own[j]:
+                best[j] = value
+                found.append(tuple(best))
+    return found
+
+
+def _merged(own: Point, one: Point, other: Point) -> Point | None:
+    pairs = list(zip(own, one, other, strict=True))
+    if any(o not in (a, b) for o, a, b in pairs):
+        return None
+    return tuple(a if a != o else b for o, a, b in pairs)
+
+
+class _Pool:
+    """What was looked at, by what the engine would run with."""
+
+    def __init__(self, space: Space, ground: Ground, limits: Mapping[str, float]) -> None:
+        self._space, self._ground, self._limits = space, ground, limits
+        self._points: dict[str, Point] = {}
+        self._found: dict[str, Expected] = {}
+        self._scores: dict[Point, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, points: Iterable[Point], *, forced: bool = False) -> None:
+        """Look at those that are new; forced: even where a rule refuses them."""
+        wanted: dict[str, tuple[Point, Candidate]] = {}
+        for point in points:
+            candidate = self._space.candidate(point)
+            resolved = self._space.resolved(candidate)
+            if resolved.knobs is None or (not forced and self._space.refused(candidate)):
+                continue
+            name = resolved.identity
+            if name not in self._found and name not in wanted:
+                wanted[name] = (point, candidate)
+        seen = self._ground.expect([c for _, c in wanted.values()])
+        for (name, (point, _)), expected in zip(wanted.items(), seen, strict=True):
+            if expected.refused is not None and not forced:
+                self._scores[point] = -math.inf
+                continue
+            self._points[name], self._found[name] = point, expected
+            self._scores[point] = score(expected, self._limits)
+
+    def score(self, point: Point) -> float:
+        """The twin's; of a point that comes to the same as another the other's."""
+        if point not in self._scores:
+            resolved = self._space.resolved(self._space.candidate(point))
+            same = None if resolved.knobs is None else self._points.get(resolved.identity)
+            self._scores[point] = -math.inf if same is None else self._scores[same]
+        return self._scores[point]
+
+    def best(self) -> list[Point]:
+        """Points that were looked at, the best first."""
+        return sorted(self._points.values(), key=self.score, reverse=True)
+
+    def expected(self) -> tuple[Expected, ...]:
+        return tuple(self._found.values())
