@@ -23,6 +23,7 @@ VERBS = {
     "bench": "ridgeline.cli.bench",
     "knee": "ridgeline.cli.knee",
     "quality": "ridgeline.cli.quality",
+    "doctor": "ridgeline.cli.doctor",
     "report": "ridgeline.cli.report",
     "twin": "ridgeline.cli.twin",
     "calibrate": "ridgeline.cli.calibrate",

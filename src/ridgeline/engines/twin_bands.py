@@ -1,7 +1,7 @@
 """How far a twin's prediction may be off: short runs of it with other constants."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -117,3 +117,35 @@ def _statistic(sample: Sample, name: str, statistic: str) -> float:
     if statistic == "mean":
         return float(values.mean())
     return float(np.quantile(values, float(statistic[1:]) / 100))
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """A change on the twin: figures before it by path, and of each its ratio and that one's
+    standard error (of the logarithm).
+    """
+
+    before: dict[str, float]
+    ratios: dict[str, tuple[float, float]]
+
+
+def paired_ratios(before: Twin, after: Twin, load: Workload, doubt: Doubt) -> Paired:
+    """What a change does to each figure.
+
+    Both twins see the same arrivals under each set of constants, so that what is wrong with the
+    constants in the same way for both cancels. Raises what the changed twin raises.
+    """
+    sets = [before.constants, *design(before.constants, doubt.directions)]
+    pairs = [
+        (
+            figures(replace(before, constants=constants), load),
+            figures(replace(after, constants=constants), load),
+        )
+        for constants in sets
+    ]
+    found = {}
+    for path in pairs[0][0]:
+        logs = [math.log(b[path] / a[path]) for a, b in pairs if path in a and path in b]
+        if len(logs) == len(pairs):
+            found[path] = (math.exp(logs[0]), float(np.std(logs[1:])))
+    return Paired(pairs[0][0], found)

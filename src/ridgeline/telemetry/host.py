@@ -86,3 +86,62 @@ def role_of(command: Iterable[str], *, direct: bool) -> str:
         if word in text:
             return role
     return "api server" if direct else "other"
+
+
+def listener(port: int) -> int | None:
+    """The process that listens on a TCP port of this machine; None when it cannot be told."""
+    import psutil  # noqa: PLC0415
+
+    try:
+        rows = psutil.net_connections(kind="tcp")
+    except (psutil.Error, OSError):
+        return None
+    return next(
+        (
+            row.pid
+            for row in rows
+            if row.status == psutil.CONN_LISTEN and row.laddr and row.laddr.port == port and row.pid
+        ),
+        None,
+    )
+
+
+class RoleClock:
+    """CPU of a running server's processes by role, in cores: of the busiest one of each role.
+
+    Nothing is told of a server whose engine core is no process of its own: one figure for both
+    would be no one's.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._first: dict[int, tuple[float, float]] = {}
+        self._last: dict[int, tuple[float, float]] = {}
+        self._roles: dict[int, str] = {}
+
+    def look(self) -> None:
+        """Take the processes' times; called at the beginning, now and then, and at the end."""
+        import psutil  # noqa: PLC0415
+
+        with contextlib.suppress(psutil.Error):
+            server = psutil.Process(self._pid)
+            for process in (server, *server.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    times = process.cpu_times()
+                    now = (time.monotonic(), times.user + times.system)
+                    self._first.setdefault(process.pid, now)
+                    self._last[process.pid] = now
+                    if process.pid not in self._roles:
+                        words = [process.name(), *process.cmdline()]
+                        direct = process.pid == self._pid
+                        self._roles[process.pid] = role_of(words, direct=direct)
+
+    def cores(self) -> dict[str, float]:
+        """Cores by role, between the first look and the last."""
+        found: dict[str, float] = {}
+        for pid, (begun, used) in self._first.items():
+            ended, total = self._last[pid]
+            if ended > begun:
+                role = self._roles.get(pid, "other")
+                found[role] = max(found.get(role, 0.0), (total - used) / (ended - begun))
+        return found if "engine core" in found else {}

@@ -1,0 +1,266 @@
+"""`ridgeline doctor`: what binds a running server, the next knob, and which would not help."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ridgeline.cli.output import console, ensure_json_target, say, show, write_json
+from ridgeline.domain.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ridgeline.diagnosis.evidence import Evidence, Known
+    from ridgeline.load.address import Address
+    from ridgeline.telemetry.prometheus import Scrape
+
+NOBODY = 3
+
+
+def doctor(
+    urls: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="URL...", help="Base URL of a running server; several are its replicas."
+        ),
+    ] = None,
+    *,
+    saved: Annotated[
+        list[Path] | None,
+        typer.Option("--from", metavar="FILE", help="A saved /metrics page instead. Repeat it."),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", min=1, max=3600, help="How long to look [30]; with --from: time between."
+        ),
+    ] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="The engine's start-up log, or a router's. Repeat it."),
+    ] = None,
+    gpu_metrics: Annotated[
+        str | None, typer.Option(metavar="URL|FILE", help="A page of dcgm-exporter.")
+    ] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The study file of what runs: its knobs, model, GPU."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="M", help="The model served, where no study says it.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The GPU, where no study says it.")
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Send five small requests, to see what is in between.")
+    ] = False,
+    gains: Annotated[
+        bool, typer.Option(help="Ask the twin what a change would give, where it can.")
+    ] = True,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the pages, secrets masked, for a ticket."),
+    ] = None,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the findings as JSON; - is stdout.")
+    ] = None,
+) -> int:
+    """Say what binds a running server, with numbers, what to turn next, and what will not help.
+
+    Reads /metrics about once a second and adds no traffic, unless --probe is given. vLLM from 0.9
+    on; SGLang, TensorRT-LLM, llama.cpp and TGI as far as they tell.
+    """
+    if bool(urls) == bool(saved):
+        raise BadInput("give the URL of a running server, or saved pages with --from FILE")
+    if saved and (probe or save):
+        raise BadInput("--probe and --save need a running server", where="--from")
+    from ridgeline.cli.doctor_page import page  # noqa: PLC0415
+    from ridgeline.diagnosis.ranking import diagnose  # noqa: PLC0415
+
+    if save is not None and save.exists() and not save.is_dir():
+        raise BadInput("is a file, and a folder is needed", where=str(save), fix="give a folder")
+    ensure_json_target(json, Path())
+    known = _known(study, model, gpu, log or [])
+    evidence, trouble = (
+        _from_files(saved, seconds, known, gpu_metrics) if saved
+        else _from_servers(urls or [], seconds or 30.0, known, gpu_metrics, save, probe=probe)
+    )  # fmt: skip
+    evidence = replace(evidence, router=_router(log or []))
+    findings = diagnose(evidence)
+    if gains and any(f.kind in ("limit", "fault") for f in findings):
+        from ridgeline.diagnosis.gain import with_gains  # noqa: PLC0415
+
+        known_both = known.configuration is not None
+        with (
+            _working("asking the twin what the changes would give") if known_both else nullcontext()
+        ):
+            findings = with_gains(evidence, findings)
+    body = {
+        "schema": 1,
+        "source": "measured",
+        "server": evidence.server,
+        "span_s": round(evidence.span_s, 3),
+        "readings": evidence.scrapes,
+        "findings": [f.to_json() for f in findings],
+    }
+    write_json(json, body)
+    show(*page(evidence, findings, urls or [str(f) for f in saved or []]), to_stderr=json == "-")
+    if not evidence.scrapes:
+        say(f"no page of metrics could be read: {trouble}")
+        return NOBODY
+    return 0
+
+
+def _known(study: Path | None, model: str | None, gpu: str | None, logs: list[Path]) -> "Known":
+    from ridgeline.diagnosis.evidence import Known  # noqa: PLC0415
+    from ridgeline.diagnosis.known import with_configuration, with_log  # noqa: PLC0415
+    from ridgeline.domain.hardware import gpu as known_gpu  # noqa: PLC0415
+    from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415
+    from ridgeline.domain.model import shape  # noqa: PLC0415
+
+    known = Known()
+    for file in logs:
+        known = with_log(known, _text(file))
+    if study is not None:
+        from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
+
+        base = load_study(study).baseline
+        return with_configuration(known, base.configuration, base.workload, "the study file")
+    if (model is None) != (gpu is None):
+        raise BadInput("--model and --gpu go together: the roofline needs both")
+    if model is not None and gpu is not None:
+        shape(model)
+        found = Configuration(
+            model, _seen_knobs(known, Knobs()), gpu=known_gpu(gpu).name,
+            engine_version=_release(known.version),
+        )  # fmt: skip
+        known = with_configuration(known, found, None, "--model and --gpu", defaults=False)
+    return known
+
+
+def _seen_knobs(known: "Known", knobs: Any) -> Any:
+    """The knobs that a start-up log told, for the configuration that the twin is asked about."""
+    told = {
+        "max_num_seqs": known.max_num_seqs,
+        "max_num_batched_tokens": known.max_num_batched_tokens,
+        "max_model_len": known.max_model_len, "enforce_eager": known.eager,
+        "max_cudagraph_capture_size": known.capture or None,
+    }  # fmt: skip
+    return knobs.with_changes({k: v for k, v in told.items() if v is not None})
+
+
+def _release(version: str | None) -> str | None:
+    from ridgeline.domain.defaults import VERSIONS  # noqa: PLC0415
+
+    short = None if version is None else ".".join(version.split(".")[:2])
+    return short if short in VERSIONS else None
+
+
+def _router(logs: list[Path]) -> Any:
+    from ridgeline.diagnosis.known import router_signs  # noqa: PLC0415
+
+    found = [signs for file in logs if (signs := router_signs(_text(file))) is not None]
+    return next((s for s in found if s.failed), found[0] if found else None)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8", errors="replace")
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise BadInput(f"cannot be read ({why})", where=str(file)) from None
+
+
+def _from_files(
+    saved: list[Path], seconds: float | None, known: "Known", gpu_metrics: str | None
+) -> "tuple[Evidence, str | None]":
+    from ridgeline.diagnosis.gathering import gather  # noqa: PLC0415
+    from ridgeline.diagnosis.saved import read_saved  # noqa: PLC0415
+
+    pages = []
+    if gpu_metrics is not None:
+        found = _gpu_reader(gpu_metrics)()
+        pages = [] if found is None else [found]
+    return gather(read_saved(saved, seconds), known, pages), None
+
+
+def _from_servers(
+    urls: list[str], seconds: float, known: "Known", gpu_metrics: str | None, save: Path | None,
+    *, probe: bool,
+) -> "tuple[Evidence, str | None]":  # fmt: skip
+    from ridgeline.diagnosis.gathering import gather, learn  # noqa: PLC0415
+    from ridgeline.diagnosis.watching import watch  # noqa: PLC0415
+    from ridgeline.engines.probe import api_key_from_environment, auth_headers  # noqa: PLC0415
+    from ridgeline.load.address import parse_address  # noqa: PLC0415
+
+    addresses = [parse_address(url) for url in urls]
+    headers = auth_headers(api_key_from_environment())
+    reader = None if gpu_metrics is None else _gpu_reader(gpu_metrics)
+    with _working(f"looking at {', '.join(a.url for a in addresses)} for {seconds:g} s"):
+        seen = watch(addresses, headers, seconds, gpu=reader)
+    known = learn(known, {"max_model_len": _length(addresses[0], headers)}, "/v1/models")
+    evidence = gather(seen.snapshots, known, seen.gpu_pages)
+    evidence = replace(
+        evidence,
+        gpu_page=gpu_metrics is not None,
+        cores={**evidence.cores, **seen.cores},
+    )
+    if save is not None:
+        save.mkdir(parents=True, exist_ok=True)
+        for number, text in enumerate(seen.texts):
+            (save / f"metrics-{number:03d}.txt").write_text(text, "utf-8")
+        say(f"kept: {len(seen.texts)} pages in {save} (secrets in labels masked)")
+    if probe and evidence.scrapes:
+        from ridgeline.diagnosis.probing import probe as ask  # noqa: PLC0415
+
+        with _working("sending five small requests"):
+            evidence = replace(evidence, probe=ask(addresses[0], headers))
+    return evidence, seen.trouble
+
+
+def _length(address: "Address", headers: dict[str, str]) -> int | None:
+    """max_model_len as the server says it; None when it does not."""
+    from ridgeline.domain.errors import RidgelineError  # noqa: PLC0415
+    from ridgeline.engines.probe import probe  # noqa: PLC0415
+
+    key = headers.get("Authorization", "").removeprefix("Bearer ") or None
+    try:
+        return probe(address, None, key).max_model_len
+    except RidgelineError:
+        return None
+
+
+def _gpu_reader(source: str) -> "Callable[[], Scrape | None]":
+    """Reads a page of GPU counters: a file once and for all, a URL each time."""
+    from ridgeline.diagnosis.saved import parsed  # noqa: PLC0415
+
+    if Path(source).is_file():
+        page = parsed(_text(Path(source)), source)
+        return lambda: page
+    if "://" not in source and ":" not in source:
+        raise BadInput("no such file, and no URL", where="--gpu-metrics")
+    from ridgeline.diagnosis.watching import Server  # noqa: PLC0415
+    from ridgeline.load.address import parse_address  # noqa: PLC0415
+
+    server = Server(parse_address(source.removesuffix("/metrics")), {})
+
+    def read() -> "Scrape | None":
+        text = server.read()
+        return None if text is None else parsed(text, source)
+
+    if server.read() is None:
+        raise BadInput(f"cannot be read ({server.trouble})", where="--gpu-metrics")
+    return read
+
+
+def _working(what: str) -> Any:
+    """A line that says what takes so long."""
+    target = console(to_stderr=True)
+    if target.is_terminal:
+        return target.status(what)
+    say(what)
+    return nullcontext()

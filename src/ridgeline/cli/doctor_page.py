@@ -1,0 +1,85 @@
+"""What `ridgeline doctor` prints: the finding that binds first, then the others, in plain words."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
+
+from ridgeline.diagnosis.evidence import Evidence
+from ridgeline.diagnosis.finding import Finding, Gain, Try
+
+_ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM", "llamacpp": "llama.cpp",
+            "tgi": "TGI"}  # fmt: skip
+_KINDS = {"fault": ("FAULT", "bold red"), "limit": ("LIMIT", "bold yellow"),
+          "fine": ("FINE", "bold green"), "note": ("note", "dim")}  # fmt: skip
+_METRICS = {
+    "output_tokens_per_s": "output tokens/s", "itl_mean_s": "mean time between tokens",
+    "itl_p99_s": "p99 time between tokens", "ttft_p50_s": "median TTFT", "ttft_p95_s": "p95 TTFT",
+}  # fmt: skip
+
+
+def page(
+    evidence: Evidence, findings: Sequence[Finding], of: Sequence[str]
+) -> list[Text | Padding]:
+    """Renderables, top to bottom."""
+    shown: list[Text | Padding] = [Text(line) for line in _head(evidence, of)]
+    for number, finding in enumerate(findings, 1):
+        shown.append(Text(""))
+        shown += _one(finding, number)
+    shown.append(Text(""))
+    if any(t.gain for f in findings for t in f.tries):
+        shown.append(Text("Gains are predictions of the digital twin, not measurements; in brackets"
+                          " where they are expected nine times of ten.", "dim"))  # fmt: skip
+    return shown
+
+
+def _head(e: Evidence, of: Sequence[str]) -> Iterable[str]:
+    engine = _ENGINES.get(e.server or "", "unknown engine")
+    version = "" if e.known.version is None else f" {e.known.version}"
+    span = f"{e.scrapes} readings over {e.span_s:.0f} s" if e.rates_known else (
+        f"{e.scrapes} reading{'s' if e.scrapes != 1 else ''}, no rates known")  # fmt: skip
+    where = of[0] if len(of) == 1 else f"{of[0]} and {len(of) - 1} more"
+    engines = "" if e.replicas == 1 else f", {e.replicas} engine cores"
+    yield f"{where}: {engine}{version}{engines}; {span}"
+    rate, made = e.per_s(e.requests), e.per_s(e.generation_tokens)
+    if rate is not None and made is not None:
+        yield f"{rate:.3g} requests/s and {made:,.0f} output tokens/s"
+    if e.known.configuration is None and e.server == "vllm":
+        yield "model and GPU are not known: give --study FILE, or --model and --gpu, for gains"
+
+
+def _one(finding: Finding, number: int) -> list[Text | Padding]:
+    word, style = _KINDS[finding.kind]
+    title = Text(f"{number}. ")
+    title.append(word, style)
+    title.append(f"  {finding.title}", "bold" if finding.kind != "note" else "")
+    lines = [Text(fact.words) for fact in finding.evidence]
+    for change in finding.tries:
+        lines.append(Text.from_markup(f"[bold]try[/bold] {escape(_change(change))}"))
+        lines += [Text(f"    {words}") for words in _expected(change)]
+    lines += [Text(f"will not help: {w.knob} ({w.why})") for w in finding.will_not_help]
+    how = f"confidence {finding.confidence}; {finding.docs}"
+    if finding.kind in ("limit", "fault") and finding.share:
+        how = f"accounts for {finding.share:.0%} of a request's time; {how}"
+    lines.append(Text(how, "dim"))
+    return [title, *(Padding(line, (0, 0, 0, 3)) for line in lines)]
+
+
+def _change(change: Try) -> str:
+    return f"{change.knob} -> {change.value}"
+
+
+def _expected(change: Try) -> Iterable[str]:
+    for gain in change.gain:
+        yield _gain(gain)
+    if change.expect:
+        yield f"by arithmetic: {change.expect}"
+    if not change.gain and change.why_no_gain:
+        yield change.why_no_gain
+
+
+def _gain(gain: Gain) -> str:
+    name = _METRICS.get(gain.metric, gain.metric)
+    what = "better" if gain.better else "no better"
+    return f"twin: {name} x {gain.ratio:.2f} ({gain.low:.2f} to {gain.high:.2f}): {what}"

@@ -1,0 +1,115 @@
+"""What a histogram took in between two readings: counts by bucket, and what can be said of them."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+
+from ridgeline.telemetry.prometheus import Scrape, difference
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Values by bucket. `edges`: upper ends, ascending, the last infinite; `counts`: in each.
+
+    `total`: the sum of the values, None when the page does not tell it.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[float, ...]
+    total: float | None
+
+    @property
+    def count(self) -> float:
+        """How many values."""
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float | None:
+        """Exact, from sum and count."""
+        return None if self.total is None or not self.count else self.total / self.count
+
+    def quantile(self, share: float) -> tuple[float, float] | None:
+        """The ends of the bucket that holds the quantile; None without values."""
+        if not self.count:
+            return None
+        seen = 0.0
+        for place, (edge, count) in enumerate(zip(self.edges, self.counts, strict=True)):
+            seen += count
+            if seen >= share * self.count and count:
+                return (self.edges[place - 1] if place else 0.0), edge
+        return None
+
+    def estimate(self, share: float) -> float | None:
+        """The quantile, spread evenly in its bucket; the lower end where that has no upper one."""
+        ends = self.quantile(share)
+        if ends is None:
+            return None
+        low, high = ends
+        if not isfinite(high):
+            return low
+        before = sum(c for e, c in zip(self.edges, self.counts, strict=True) if e <= low)
+        inside = next(c for e, c in zip(self.edges, self.counts, strict=True) if e == high)
+        return low + (high - low) * min(1.0, max(0.0, (share * self.count - before) / inside))
+
+    def share_above(self, limit: float) -> tuple[float, float]:
+        """The least and the most that the share of values above `limit` can be."""
+        if not self.count:
+            return 0.0, 0.0
+        low = high = 0.0
+        below = 0.0
+        for edge, count in zip(self.edges, self.counts, strict=True):
+            if below >= limit:
+                low += count
+            if edge > limit:
+                high += count
+            below = edge
+        return low / self.count, high / self.count
+
+    def sum_above(self, limit: float) -> float:
+        """The least that the values in buckets which begin at `limit` or above add up to."""
+        below, found = 0.0, 0.0
+        for edge, count in zip(self.edges, self.counts, strict=True):
+            if below >= limit:
+                found += below * count
+            below = edge
+        return found
+
+
+def between(before: Scrape, after: Scrape, name: str) -> Distribution | None:
+    """What the histogram `name` (without _bucket) took in; None when it is not exported.
+
+    A series that fell was restarted: all that it shows is new. Buckets of several series are added.
+    """
+    total = difference(before, after, f"{name}_sum")
+    old = {_key(s.labels): s.value for s in before.series(f"{name}_bucket")}
+    upto: dict[float, float] = {}
+    for series in after.series(f"{name}_bucket"):
+        was = old.get(_key(series.labels), 0.0)
+        grown = series.value - was if series.value >= was else series.value
+        edge = float(series.labels["le"])
+        upto[edge] = upto.get(edge, 0.0) + grown
+    if not upto:
+        count = difference(before, after, f"{name}_count")
+        return None if count is None else Distribution((inf,), (count,), total)
+    edges = sorted(upto)
+    counts = [upto[edges[0]]] + [max(0.0, upto[b] - upto[a]) for a, b in itertools.pairwise(edges)]
+    return Distribution(tuple(edges), tuple(counts), total)
+
+
+def merged(parts: Sequence[Distribution]) -> Distribution | None:
+    """Several spans of one histogram as one; None without any."""
+    if not parts:
+        return None
+    counts: dict[float, float] = {}
+    for part in parts:
+        for edge, count in zip(part.edges, part.counts, strict=True):
+            counts[edge] = counts.get(edge, 0.0) + count
+    totals = [p.total for p in parts if p.total is not None]
+    edges = tuple(sorted(counts))
+    whole = sum(totals) if len(totals) == len(parts) else None
+    return Distribution(edges, tuple(counts[e] for e in edges), whole)
+
+
+def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(labels.items()))

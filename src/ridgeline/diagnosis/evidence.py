@@ -1,0 +1,233 @@
+"""All that a diagnosis rests on: figures of one span, as frozen values. None: not told, never 0.
+
+`gathering.py` makes it from scrapes; the rules read it and nothing else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ridgeline.diagnosis.distribution import Distribution
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A gauge over the scrapes that told it: mean, least, most, first, last, how many."""
+
+    mean: float
+    low: float
+    high: float
+    first: float
+    last: float
+    n: int
+
+    @property
+    def steady(self) -> bool:
+        """Three readings or more, within 2 % of each other."""
+        return self.n >= 3 and self.high - self.low <= 0.02 * self.high
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLevels:
+    """One engine core (a data-parallel rank, or a replica). kv_use 0..1; tokens of the span."""
+
+    name: str
+    running: Level | None = None
+    waiting: Level | None = None
+    kv_use: Level | None = None
+    generation_tokens: float | None = None
+    preemptions: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Histograms:
+    """The server's histograms of the span. Times in s, lengths in tokens.
+
+    `step_tokens`: tokens of a step that had output (a prompt counts whole, when it is complete).
+    """
+
+    ttft: Distribution | None = None
+    itl: Distribution | None = None
+    tpot: Distribution | None = None
+    e2e: Distribution | None = None
+    queue: Distribution | None = None
+    prefill: Distribution | None = None
+    decode: Distribution | None = None
+    prompt_lengths: Distribution | None = None
+    output_lengths: Distribution | None = None
+    step_tokens: Distribution | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEvidence:
+    """One GPU over the span, shares 0..1. `name` as the driver says it."""
+
+    index: str
+    name: str | None = None
+    utilisation: float | None = None
+    sm_active: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    power_w: float | None = None
+    throttled: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the configuration, and from where (`sources`: field -> words).
+
+    kv_tokens: of one engine's pool. capture: the largest captured batch, 0 without graphs.
+    priorities: requests carry some (from a study's classes).
+    """
+
+    configuration: Configuration | None = None
+    workload: Workload | None = None
+    version: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    eager: bool | None = None
+    capture: int | None = None
+    block_size: int | None = None
+    kv_tokens: int | None = None
+    kv_dtype: str | None = None
+    prefix_caching: bool | None = None
+    drafts: int | None = None
+    draft_method: str | None = None
+    scheduling_policy: str | None = None
+    api_servers: int | None = None
+    priorities: bool | None = None
+    routing: str | None = None
+    stats_off: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSigns:
+    """What a router's log says: its policy, and where it asked for loads in vain (URL -> times)."""
+
+    policy: str | None = None
+    failed: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """A handful of own requests: client and server means in s; None where they cannot be told.
+
+    `alone`: no other request ended meanwhile, so that both means are of the same requests.
+    """
+
+    sent: int
+    ok: int
+    client_e2e_s: float | None = None
+    server_e2e_s: float | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Figures of `span_s` seconds. Counts are of the span and of all engines together.
+
+    restarts: times the server began anew in between. lost: scrapes that could not be had.
+    rates_known: two readings or more, at known times. aliases: present name -> older one found.
+    transferred: bytes that KV connectors brought. cores: role -> CPU cores taken.
+    """
+
+    server: str | None
+    span_s: float
+    scrapes: int
+    known: Known = Known()
+    engines: tuple[EngineLevels, ...] = ()
+    running: Level | None = None
+    waiting: Level | None = None
+    waiting_capacity: Level | None = None
+    waiting_deferred: Level | None = None
+    kv_use: Level | None = None
+    requests: float | None = None
+    aborted: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    steps: float | None = None
+    preemptions: float | None = None
+    cache_queries: float | None = None
+    cache_hits: float | None = None
+    drafts: float | None = None
+    draft_tokens: float | None = None
+    accepted_tokens: float | None = None
+    prompt_by_source: Mapping[str, float] = field(default_factory=dict)
+    transferred: float | None = None
+    histograms: Histograms = Histograms()
+    cores: Mapping[str, float] = field(default_factory=dict)
+    gpus: tuple[GpuEvidence, ...] = ()
+    gpu_page: bool = False
+    health: int | None = None
+    restarts: int = 0
+    lost: int = 0
+    stood_still_s: float = 0.0
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    router: RouterSigns | None = None
+    probe: ProbeResult | None = None
+
+    @property
+    def rates_known(self) -> bool:
+        """Whether counters can be told a second."""
+        return self.scrapes >= 2 and self.span_s > 0
+
+    def per_s(self, count: float | None) -> float | None:
+        """A count of the span as a rate."""
+        return count / self.span_s if count is not None and self.rates_known else None
+
+    @property
+    def replicas(self) -> int:
+        """Engine cores on the page, at least one."""
+        return max(1, len(self.engines))
+
+    @property
+    def in_flight(self) -> float | None:
+        """Mean requests running and waiting."""
+        if self.running is None:
+            return None
+        return self.running.mean + (0.0 if self.waiting is None else self.waiting.mean)
+
+    @property
+    def queue_share(self) -> float | None:
+        """Share of the requests in flight, hence of their time, that waits."""
+        flight = self.in_flight
+        if not flight or self.waiting is None:
+            return None
+        return self.waiting.mean / flight
+
+    @property
+    def step_s(self) -> float | None:
+        """Mean seconds of an engine's step while it works.
+
+        The gap between a request's outputs, which is a step: it does not count idle time, nor
+        depend on how many API servers count the steps. Without that histogram, from the counter of
+        steps (of an engine that never idles).
+        """
+        gap = self.histograms.itl
+        if gap is not None and gap.mean:
+            return gap.mean
+        if not self.steps or not self.rates_known:
+            return None
+        return self.span_s * self.replicas / self.steps
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the looked-up prompt tokens that the prefix cache had."""
+        if not self.cache_queries or self.cache_hits is None:
+            return None
+        return self.cache_hits / self.cache_queries
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the drafted tokens that were accepted."""
+        if not self.draft_tokens or self.accepted_tokens is None:
+            return None
+        return self.accepted_tokens / self.draft_tokens
+
+    def gpu_mean(self, name: str) -> float | None:
+        """A figure of GpuEvidence, averaged over the GPUs that tell it."""
+        told = [v for g in self.gpus if (v := getattr(g, name)) is not None]
+        return sum(told) / len(told) if told else None

@@ -1,0 +1,255 @@
+"""What a change would give, asked of the twin: the same traffic before and after, paired.
+
+The traffic is rebuilt from what the server tells: mean lengths and their spread, the rate or the
+number of requests in flight, what the prefix cache finds. The twin's constants are taken as
+uncertain as they are said to be, so a gain has a band.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import exp, hypot, log, sqrt
+from typing import Any
+
+from ridgeline.diagnosis.account import Account
+from ridgeline.diagnosis.distribution import Distribution
+from ridgeline.diagnosis.evidence import Evidence
+from ridgeline.diagnosis.finding import Finding, Gain, Try
+from ridgeline.domain.bands import TOKENS, Z
+from ridgeline.domain.errors import RidgelineError
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.workload import (
+    Arrivals,
+    Lengths,
+    Outputs,
+    Prompts,
+    SharedPrefix,
+    TrafficClass,
+    Workload,
+)
+from ridgeline.engines.twin import Twin, twin_of
+from ridgeline.engines.twin_bands import doubt_of, paired_ratios
+
+PATHS = {
+    "output_tokens_per_s": TOKENS, "itl_mean_s": "itl_s.mean", "itl_p99_s": "itl_s.p99",
+    "ttft_p50_s": "ttft_s.p50", "ttft_p95_s": "ttft_s.p95",
+}  # fmt: skip
+# What no constant explains, of a ratio: standard errors of its logarithm. Most of what is wrong
+# with a figure is wrong in both of a pair. And a share of the change itself.
+BESIDE = {"output_tokens_per_s": 0.04, "itl_mean_s": 0.05, "itl_p99_s": 0.20, "ttft_p50_s": 0.20,
+          "ttft_p95_s": 0.25}  # fmt: skip
+OF_CHANGE = 0.10
+AGREES = 1.4  # factor within which the twin must show what the server does, to be asked at all
+LEAST_S, MOST_S = 5.0, 20.0  # of the simulated window
+MOST_USERS = 2048
+FINDINGS, TRIES = 2, 4  # of so many findings, so many changes are asked about
+SPREAD_ONE_KIND = 0.6  # a standard deviation above this share of the mean: several kinds
+
+
+def with_gains(e: Evidence, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings with gains in the changes of the first ones, or why there are none."""
+    asked = 0
+    done = []
+    for finding in findings:
+        found = finding
+        if finding.kind in ("limit", "fault") and asked < FINDINGS:
+            asked += 1
+            tries = [with_gain(e, finding, change) for change in finding.tries[:TRIES]]
+            found = replace(finding, tries=(*tries, *finding.tries[TRIES:]))
+        done.append(found)
+    return tuple(done)
+
+
+def with_gain(e: Evidence, finding: Finding, change: Try) -> Try:
+    """One change with what the twin says of it."""
+    if change.change is None:
+        return change
+    account = Account(e)
+    if e.known.configuration is None or account.gpu is None:
+        return replace(change, why_no_gain="model and GPU are not known: give --study, or --model"
+                       " and --gpu")  # fmt: skip
+    load = workload_of(e)
+    if load is None:
+        return replace(change, why_no_gain="the page does not tell the requests' lengths")
+    try:
+        base = _as_it_is(e, e.known.configuration, finding)
+        gains = _gains(e, base, change.change, load, change.metric)
+    except _NotSeen as why:
+        return replace(change, why_no_gain=str(why))
+    except RidgelineError as error:
+        return replace(change, why_no_gain=f"the twin refuses it: {error.what}")
+    if not gains:
+        return replace(change, why_no_gain="the twin shows nothing in so short a run")
+    return replace(change, gain=gains)
+
+
+class _NotSeen(Exception):
+    """The twin does not show what was observed: what it says of a change is beside the point."""
+
+
+def _check(e: Evidence, before: Mapping[str, float], load: Workload) -> None:
+    """Hold the twin's figures before the change against the server's. Raises _NotSeen."""
+    gap = e.histograms.itl
+    pairs = [("mean time between tokens", "itl_s.mean", None if gap is None else gap.mean)]
+    if load.arrivals.closed_loop:
+        pairs.append(("output tokens/s", TOKENS, e.per_s(e.generation_tokens)))
+    for words, path, seen in pairs:
+        told = before.get(path)
+        if seen and told and not 1 / AGREES < told / seen < AGREES:
+            raise _NotSeen(
+                f"the twin does not see this limit: its {words}: {told / seen:.2f} times what the"
+                " server shows (`ridgeline calibrate` fits it to the host)"
+            )
+
+
+def _gains(
+    e: Evidence, base: Configuration, change: Mapping[str, Any], load: Workload, metric: str
+) -> tuple[Gain, ...]:
+    before = twin_of(base)
+    after = twin_of(replace(base, knobs=_changed(base, before, change)))
+    ranks = before.knobs.data_parallel
+    if ranks > 1 and before.knobs.api_servers == ranks:
+        before, after = _alone(before), _alone(after)
+        alone = replace(load, arrivals=load.arrivals.scaled(1 / ranks))
+        paired = paired_ratios(before, after, alone, doubt_of(base))
+        whole = {**paired.before, TOKENS: ranks * paired.before.get(TOKENS, 0.0)}
+    else:
+        paired = paired_ratios(before, after, load, doubt_of(base))
+        whole = paired.before
+    _check(e, whole, load)
+    found = paired.ratios
+    if load.arrivals.closed_loop:
+        names = dict.fromkeys((metric, "output_tokens_per_s"))
+    else:  # at a given rate as many tokens come out as before
+        names = dict.fromkeys(("itl_mean_s" if metric == "output_tokens_per_s" else metric,))
+    return tuple(_gain(name, *found[PATHS[name]]) for name in names if PATHS[name] in found)
+
+
+def _gain(name: str, ratio: float, error: float) -> Gain:
+    whole = hypot(error, BESIDE[name], OF_CHANGE * log(ratio))
+    low, high = ratio * exp(-Z * whole), ratio * exp(Z * whole)
+    more_is_better = name == "output_tokens_per_s"
+    return Gain(name, ratio, low, high, low > 1 if more_is_better else high < 1)
+
+
+def _alone(twin: Twin) -> Twin:
+    return replace(twin, knobs=replace(twin.knobs, data_parallel=1, api_servers=1))
+
+
+def _as_it_is(e: Evidence, configuration: Configuration, finding: Finding) -> Configuration:
+    """The configuration with what was seen: the KV pool's true size, a ceiling that was inferred.
+
+    The pool is told in bytes, so that a change of its type changes the tokens in it.
+    """
+    knobs = configuration.knobs
+    if e.known.max_num_seqs is None:
+        seen = next((f.value for f in finding.evidence if f.name == "max_num_seqs"), None)
+        if isinstance(seen, float):
+            knobs = replace(knobs, max_num_seqs=int(seen))
+    elif knobs.max_num_seqs is None:
+        knobs = replace(knobs, max_num_seqs=e.known.max_num_seqs)
+    found = replace(configuration, knobs=knobs)
+    twin = twin_of(found)
+    blocks = knobs.num_gpu_blocks_override
+    if blocks is None and e.known.kv_tokens is not None:
+        blocks = e.known.kv_tokens // twin.knobs.block_size + 1
+    if blocks is None:
+        return found
+    size = int(blocks * twin.memory.block_bytes)
+    pinned = replace(knobs, num_gpu_blocks_override=None, kv_cache_memory_bytes=size)
+    return replace(found, knobs=pinned)
+
+
+def _changed(base: Configuration, before: Twin, change: Mapping[str, Any]) -> Any:
+    """The knobs with the change; more of the GPU's memory goes to the KV pool."""
+    knobs = base.knobs.with_changes({k: v for k, v in change.items() if k != "routing"})
+    more = change.get("gpu_memory_utilization")
+    if more is None or knobs.kv_cache_memory_bytes is None:
+        return knobs
+    added = (more - before.knobs.gpu_memory_utilization) * before.gpu.total_memory_bytes
+    size = max(0, int(knobs.kv_cache_memory_bytes + added))
+    return replace(knobs, kv_cache_memory_bytes=size)
+
+
+def workload_of(e: Evidence) -> Workload | None:
+    """The traffic as the server tells it; None without lengths or load.
+
+    A queue, or a study that says so, is taken for as many users as are in flight; else the rate.
+    """
+    prompts, outputs = e.histograms.prompt_lengths, e.histograms.output_lengths
+    if prompts is None or outputs is None or not prompts.mean or not outputs.mean:
+        return None
+    flight, rate = e.in_flight, e.per_s(e.requests)
+    if not flight:
+        return None
+    e2e = e.histograms.e2e
+    stay = None if e2e is None else e2e.mean
+    if rate and stay:  # Little's law: a front end's requests are in no gauge
+        flight = max(flight, rate * stay)
+    planned = e.known.workload
+    closed = planned is None or planned.arrivals.closed_loop or Account(e).queue_share > 0.05
+    users = max(1, min(MOST_USERS, round(flight)))
+    arrivals = Arrivals(users=users) if closed or not rate else Arrivals(rate_per_s=rate)
+    window = min(MOST_S, max(LEAST_S, 2 * (stay or LEAST_S)))
+    hit = e.hit_rate or 0.0
+    shared = int(hit * prompts.mean)
+    prefix = SharedPrefix(shared) if shared >= 16 else None
+    own = prompts.mean - (shared if prefix else 0)
+    answers = Outputs(_lengths(outputs.mean, outputs))
+    return Workload(
+        arrivals,
+        Prompts(Lengths(own, min(0.95, _spread(prompts))), prefix),
+        answers,
+        duration_s=window,
+        warmup_s=0.75 * window,
+        seed=1,
+        classes=() if prefix else _kinds(prompts, answers),
+    )
+
+
+def _lengths(mean: float, d: Distribution) -> Lengths:
+    return Lengths(mean, min(0.95, _spread(d)))
+
+
+def _spread(d: Distribution) -> float:
+    """Half-width of the even distribution that has the same spread, as a share of the mean."""
+    deviation = _deviation(d)
+    return sqrt(3.0) * deviation
+
+
+def _deviation(d: Distribution) -> float:
+    """Standard deviation over mean, values taken at the middle of their buckets.
+
+    What the buckets' own width adds is taken off.
+    """
+    middles = list(_middles(d))
+    count = sum(c for _, c, _ in middles)
+    if not count:
+        return 0.0
+    mean = sum(m * c for m, c, _ in middles) / count
+    around = sum(c * (m - mean) ** 2 for m, c, _ in middles) / count
+    return sqrt(max(0.0, around)) / mean if mean else 0.0
+
+
+def _middles(d: Distribution) -> list[tuple[float, float, float]]:
+    """(middle, count, half-width) of the buckets with values, as far as they have an end."""
+    found, below = [], 0.0
+    for edge, count in zip(d.edges, d.counts, strict=True):
+        if count and edge != float("inf"):
+            found.append(((below + edge) / 2, count, (edge - below) / 2))
+        below = edge
+    return found
+
+
+def _kinds(prompts: Distribution, answers: Outputs) -> tuple[TrafficClass, ...]:
+    """Classes by prompt length, where one even distribution would be too far from the truth."""
+    if _deviation(prompts) <= SPREAD_ONE_KIND or not prompts.mean:
+        return ()
+    rows = [(m, c, w) for m, c, w in _middles(prompts) if c >= 0.005 * prompts.count]
+    count = sum(c for _, c, _ in rows)
+    scale = prompts.mean / (sum(m * c for m, c, _ in rows) / count)
+    return tuple(
+        TrafficClass(
+            f"prompts-{round(m)}", c / count, Prompts(Lengths(m * scale, min(0.9, w / m))), answers
+        )
+        for m, c, w in rows
+    )

@@ -1,0 +1,311 @@
+"""Scrapes -> Evidence. Counters may begin anew in between; several series of a name are summed."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+from ridgeline.diagnosis.distribution import Distribution, between, merged
+from ridgeline.diagnosis.evidence import (
+    EngineLevels,
+    Evidence,
+    GpuEvidence,
+    Histograms,
+    Known,
+    Level,
+)
+from ridgeline.telemetry.dialects import engine_of, in_vllm_words, renamed
+from ridgeline.telemetry.prometheus import Scrape, Series, difference, restarted
+
+NOTHING = Scrape({})
+UNKNOWN = Known()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One reading: when (s, any clock; None: not known), the page (None: not had), /health."""
+
+    at_s: float | None
+    page: Scrape | None
+    health: int | None = None
+
+
+def gather(
+    snapshots: Sequence[Snapshot], known: Known = UNKNOWN, gpu_pages: Sequence[Scrape] = ()
+) -> Evidence:
+    """The evidence of snapshots in the order of their times."""
+    had = [s for s in snapshots if s.page is not None]
+    health = next((s.health for s in reversed(snapshots) if s.health is not None), None)
+    lost = len(snapshots) - len(had)
+    if not had:
+        return Evidence(None, 0.0, 0, known, health=health, lost=lost,
+                        gpus=gpus_of(gpu_pages), gpu_page=bool(gpu_pages))  # fmt: skip
+    raw = [s.page for s in had if s.page is not None]
+    pages = [in_vllm_words(page) for page in raw]
+    times = [s.at_s for s in had]
+    span = _span(times)
+    reading = _Reading(pages)
+    evidence = Evidence(
+        server=engine_of(raw[-1]), span_s=span, scrapes=len(pages),
+        known=_from_page(known, pages[-1]), engines=reading.engines(),
+        running=reading.level("vllm:num_requests_running"),
+        waiting=reading.level("vllm:num_requests_waiting"),
+        waiting_capacity=reading.level(_BY_REASON, reason="capacity"),
+        waiting_deferred=reading.level(_BY_REASON, reason="deferred"),
+        kv_use=reading.level("vllm:kv_cache_usage_perc", mean=True),
+        histograms=reading.histograms(), health=health, lost=lost, restarts=reading.restarts,
+        stood_still_s=_stood_still(pages, times), aliases=renamed(raw[-1]),
+        gpus=gpus_of(gpu_pages), gpu_page=bool(gpu_pages),
+    )  # fmt: skip
+    if len(pages) < 2:
+        return evidence
+    return replace(evidence, **reading.counts(), cores=_cores(reading, span))
+
+
+_BY_REASON = "vllm:num_requests_waiting_by_reason"
+_COUNTS = {
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "generation_tokens": "vllm:generation_tokens_total",
+    "steps": "vllm:iteration_tokens_total_count",
+    "preemptions": "vllm:num_preemptions_total",
+    "cache_queries": "vllm:prefix_cache_queries_total",
+    "cache_hits": "vllm:prefix_cache_hits_total",
+    "drafts": "vllm:spec_decode_num_drafts_total",
+    "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
+    "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
+}
+_HISTOGRAMS = {
+    "ttft": "vllm:time_to_first_token_seconds",
+    "itl": "vllm:inter_token_latency_seconds",
+    "tpot": "vllm:request_time_per_output_token_seconds",
+    "e2e": "vllm:e2e_request_latency_seconds",
+    "queue": "vllm:request_queue_time_seconds",
+    "prefill": "vllm:request_prefill_time_seconds",
+    "decode": "vllm:request_decode_time_seconds",
+    "prompt_lengths": "vllm:request_prompt_tokens",
+    "output_lengths": "vllm:request_generation_tokens",
+    "step_tokens": "vllm:iteration_tokens_total",
+}
+_DONE = "vllm:request_success_total"
+_SOURCES = "vllm:prompt_tokens_by_source_total"
+_TRANSFERRED = ("vllm:nixl_bytes_transferred_sum", "vllm:nixl_bytes_transferred_total",
+                "vllm:mooncake_bytes_transferred_sum")  # fmt: skip
+_CPU = "process_cpu_seconds_total"
+# what moves while an engine works
+_MOVES = ("vllm:iteration_tokens_total_count", "vllm:generation_tokens_total",
+          "vllm:prompt_tokens_total", "vllm:num_preemptions_total", _DONE,
+          "vllm:kv_cache_usage_perc")  # fmt: skip
+
+
+def _span(times: Sequence[float | None]) -> float:
+    told = [t for t in times if t is not None]
+    return told[-1] - told[0] if len(told) == len(times) and len(told) > 1 else 0.0
+
+
+class _Reading:
+    """Pages in order, split where the server began anew: there all is new."""
+
+    def __init__(self, pages: Sequence[Scrape]) -> None:
+        self.pages = pages
+        self.spans: list[tuple[Scrape, Scrape]] = []
+        self.restarts = 0
+        first = 0
+        for place in range(1, len(pages)):
+            if restarted(pages[place - 1], pages[place]):
+                self.restarts += 1
+                self.spans.append((pages[first], pages[place - 1]))
+                self.spans.append((NOTHING, pages[place]))
+                first = place
+        self.spans.append((pages[first], pages[-1]))
+
+    def level(
+        self, name: str, *, mean: bool = False, keep: Callable[[Series], bool] | None = None,
+        **labels: str,
+    ) -> Level | None:  # fmt: skip
+        """A gauge, summed (or averaged) over the series that have the labels."""
+        values = []
+        for page in self.pages:
+            found = [
+                s.value for s in page.series(name)
+                if all(s.labels.get(k) == v for k, v in labels.items())
+                and (keep is None or keep(s)) and isfinite(s.value)
+            ]  # fmt: skip
+            if found:
+                values.append(sum(found) / (len(found) if mean else 1))
+        return level_of(values)
+
+    def count(self, name: str, keep: Callable[[Series], bool] | None = None) -> float | None:
+        """A counter's growth, over restarts; None when the last page does not have it."""
+        if len(self.pages) < 2 or not _kept(self.pages[-1], name, keep):
+            return None
+        grown = [
+            difference(_only(before, name, keep), _only(after, name, keep), name)
+            for before, after in self.spans
+        ]
+        told = [g for g in grown if g is not None]
+        return sum(told) if told else None
+
+    def counts(self) -> dict[str, Any]:
+        """Evidence's counts."""
+        found: dict[str, Any] = {field: self.count(name) for field, name in _COUNTS.items()}
+        left = ("abort", "error")
+        found["requests"] = self.count(_DONE, lambda s: s.labels.get("finished_reason") not in left)
+        found["aborted"] = self.count(_DONE, lambda s: s.labels.get("finished_reason") == "abort")
+        sources = {s.labels.get("source", "?") for s in self.pages[-1].series(_SOURCES)}
+        by_source = {source: self.count(_SOURCES, _from(source)) for source in sorted(sources)}
+        found["prompt_by_source"] = {k: v for k, v in by_source.items() if v is not None}
+        moved = [c for name in _TRANSFERRED if (c := self.count(name)) is not None]
+        found["transferred"] = sum(moved) if moved else None
+        return found
+
+    def histograms(self) -> Histograms:
+        """Evidence's histograms; empty ones with a single page, whose totals are of a lifetime."""
+        if len(self.pages) < 2:
+            return Histograms()
+        return Histograms(**{field: self._histogram(n) for field, n in _HISTOGRAMS.items()})
+
+    def _histogram(self, name: str) -> Distribution | None:
+        parts = [between(before, after, name) for before, after in self.spans]
+        return merged([p for p in parts if p is not None])
+
+    def engines(self) -> tuple[EngineLevels, ...]:
+        """The page's engine cores, in the order of their names."""
+        names = {_engine(s) for s in self.pages[-1].series("vllm:num_requests_running")}
+        return tuple(self._engine_levels(name) for name in sorted(names, key=_by_number))
+
+    def _engine_levels(self, name: str) -> EngineLevels:
+        def mine(series: Series) -> bool:
+            return _engine(series) == name
+
+        return EngineLevels(
+            name,
+            self.level("vllm:num_requests_running", keep=mine),
+            self.level("vllm:num_requests_waiting", keep=mine),
+            self.level("vllm:kv_cache_usage_perc", mean=True, keep=mine),
+            self.count("vllm:generation_tokens_total", mine),
+            self.count("vllm:num_preemptions_total", mine),
+        )
+
+
+def _from(source: str) -> Callable[[Series], bool]:
+    return lambda series: series.labels.get("source", "?") == source
+
+
+def level_of(values: Sequence[float]) -> Level | None:
+    """A Level of readings in order; None without any."""
+    if not values:
+        return None
+    mean = sum(values) / len(values)
+    return Level(mean, min(values), max(values), values[0], values[-1], len(values))
+
+
+def _engine(series: Series) -> str:
+    target, engine = series.labels.get("target"), series.labels.get("engine", "0")
+    return engine if target is None else f"{target}/{engine}"
+
+
+def _by_number(name: str) -> tuple[tuple[int, str], ...]:
+    return tuple((int(p) if p.isdigit() else 0, p) for p in name.split("/"))
+
+
+def _kept(page: Scrape, name: str, keep: Callable[[Series], bool] | None) -> list[Series]:
+    return [s for s in page.series(name) if keep is None or keep(s)]
+
+
+def _only(page: Scrape, name: str, keep: Callable[[Series], bool] | None) -> Scrape:
+    return page if keep is None else Scrape({name: tuple(_kept(page, name, keep))})
+
+
+def _stood_still(pages: Sequence[Scrape], times: Sequence[float | None]) -> float:
+    """Seconds to the last page over which requests were in the engine and nothing moved."""
+    last = pages[-1]
+    busy = sum(last.total(n) or 0.0 for n in
+               ("vllm:num_requests_running", "vllm:num_requests_waiting"))  # fmt: skip
+    if not busy or not any(name in last.samples for name in _MOVES[:2]) or times[-1] is None:
+        return 0.0
+    now = [last.total(name) for name in _MOVES]
+    since = times[-1]
+    for page, at in zip(reversed(pages[:-1]), reversed(times[:-1]), strict=True):
+        if at is None or [page.total(name) for name in _MOVES] != now:
+            break
+        since = at
+    return times[-1] - since
+
+
+def _cores(reading: _Reading, span: float) -> Mapping[str, float]:
+    """Cores of the process that shows the page (the API server, where there is one)."""
+    used = reading.count(_CPU)
+    return {} if used is None or not span else {"api server": used / span}
+
+
+def _from_page(known: Known, page: Scrape) -> Known:
+    """What the page's cache_config_info tells, where nothing else told it."""
+    rows = page.series("vllm:cache_config_info")
+    if not rows:
+        return known
+    labels = rows[0].labels
+    blocks, size = _whole(labels.get("num_gpu_blocks")), _whole(labels.get("block_size"))
+    tokens = _whole(labels.get("kv_cache_size_tokens"))
+    if tokens is None and blocks and size:
+        tokens = (blocks - 1) * size  # one block is the null block
+    told = {
+        "block_size": size, "kv_tokens": tokens, "kv_dtype": labels.get("cache_dtype"),
+        "prefix_caching": {"True": True, "False": False}.get(
+            labels.get("enable_prefix_caching", "")),
+    }  # fmt: skip
+    return learn(known, told, "the page's cache_config_info")
+
+
+def learn(known: Known, told: Mapping[str, object], source: str) -> Known:
+    """Fill in what is not known yet, with where it comes from."""
+    new = {k: v for k, v in told.items() if v is not None and getattr(known, k) is None}
+    sources = {**known.sources, **dict.fromkeys(new, source)}
+    return replace(known, **new, sources=sources)  # type: ignore[arg-type]
+
+
+def _whole(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(float(text))
+    except (ValueError, OverflowError):
+        return None
+
+
+# -- GPUs
+
+_FIELDS = {
+    "DCGM_FI_DEV_GPU_UTIL": "utilisation",
+    "DCGM_FI_PROF_SM_ACTIVE": "sm_active",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "tensor_active",
+    "DCGM_FI_PROF_DRAM_ACTIVE": "dram_active",
+    "DCGM_FI_DEV_POWER_USAGE": "power_w",
+}
+
+
+def gpus_of(pages: Iterable[Scrape]) -> tuple[GpuEvidence, ...]:
+    """The GPUs of dcgm-exporter's pages, each figure the mean over them.
+
+    Shares come as 0..1 (profiling fields) or 0..100 (utilisation, and some exporters' others): a
+    field with any value above 1 is in percent.
+    """
+    values: dict[str, dict[str, list[float]]] = {}
+    names: dict[str, str] = {}
+    for page in pages:
+        for metric, field in _FIELDS.items():
+            for series in page.series(metric):
+                index = series.labels.get("gpu") or series.labels.get("UUID") or "0"
+                host = series.labels.get("Hostname")
+                index = index if host is None else f"{host}/{index}"
+                names.setdefault(index, series.labels.get("modelName", ""))
+                if isfinite(series.value):
+                    values.setdefault(field, {}).setdefault(index, []).append(series.value)
+    percent = {
+        field for field, told in values.items()
+        if field != "power_w" and max(max(v) for v in told.values()) > 1.0
+    }  # fmt: skip
+    return tuple(
+        GpuEvidence(index, names[index] or None, **{
+            field: sum(told[index]) / len(told[index]) / (100 if field in percent else 1)
+            for field, told in values.items() if index in told
+        })  # type: ignore[arg-type]
+        for index in sorted(names)
+    )  # fmt: skip

@@ -1,0 +1,44 @@
+"""All rules over one Evidence, and which of their findings comes first."""
+
+from collections.abc import Callable, Iterable
+
+from ridgeline.diagnosis.evidence import Evidence
+from ridgeline.diagnosis.finding import Finding
+from ridgeline.diagnosis.rules import (
+    alive,
+    balance,
+    caching,
+    gpu,
+    host,
+    memory,
+    prompts,
+    slots,
+    speculation,
+    traffic,
+)
+
+Rule = Callable[[Evidence], Iterable[Finding]]
+RULES: tuple[Rule, ...] = (
+    alive.hung, alive.page_absent, memory.kv_below_context, caching.transfer,
+    balance.router_blind, balance.imbalance, slots.batch_ceiling, memory.kv_memory,
+    prompts.token_budget, prompts.prefill_stalls, host.eager, host.above_graphs, host.engine_core,
+    host.api_server, speculation.speculation, gpu.near_bound, traffic.mixed_classes,
+    traffic.priority, traffic.between, gpu.low_load, traffic.clients_leave, caching.prefix_cache,
+    alive.restarted, alive.pages_lost, alive.gpu_telemetry, alive.stats_off, alive.older_names,
+)  # fmt: skip
+_ORDER = {"fault": 0, "limit": 1, "fine": 2, "note": 3}
+
+
+def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
+    """Findings, the one that binds first in front.
+
+    Faults come before limits (behind something broken no limit is the true one); limits by the
+    share of a request's time that they explain. Without either, what is fine is said first.
+    """
+    found = [finding for rule in RULES for finding in rule(evidence)]
+    if not any(f.kind in ("fault", "limit") for f in found):
+        if not any(f.kind == "fine" for f in found):
+            found += gpu.nothing_wrong(evidence)
+    else:
+        found = [f for f in found if f.kind != "fine"]
+    return tuple(sorted(found, key=lambda f: (_ORDER[f.kind], -f.share)))

@@ -1,0 +1,116 @@
+"""Whether it works and tells at all: a hung engine, restarts, missing pages and counters."""
+
+from collections.abc import Iterable
+
+from ridgeline.diagnosis.account import Account
+from ridgeline.diagnosis.evidence import Evidence
+from ridgeline.diagnosis.finding import Fact, Finding, Try, Wont
+from ridgeline.diagnosis.wording import queue_facts
+
+STALLED_S = 30.0  # the longest step seen on a GPU took a tenth of that
+
+
+def hung(e: Evidence, limit_s: float = STALLED_S) -> Iterable[Finding]:
+    """Requests are in the engine and nothing moved for `limit_s`, whatever /health says."""
+    if e.stood_still_s < limit_s:
+        return
+    facts = [Fact("stood_still_s", e.stood_still_s, "no step, no token, no change of the KV cache"
+                  f" for {e.stood_still_s:.0f} s", "s"), *queue_facts(e)]  # fmt: skip
+    if e.health is not None:
+        facts.append(Fact("health", float(e.health), f"/health says {e.health}"))
+    yield Finding(
+        "hung", f"stalled: requests are in it and nothing moved for {e.stood_still_s:.0f} s",
+        "fault", 1.0, "hung engine", tuple(facts), "high",
+        (Try("restart", "the engine; keep its log and a stack dump (py-spy dump) of EngineCore",
+             None, why_no_gain="it does not answer at all"),),
+        (Wont("waiting", "/health tells only a dead engine, not a hung one"),
+         Wont("any knob", "no step is taken")),
+    )  # fmt: skip
+
+
+def restarted(e: Evidence) -> Iterable[Finding]:
+    """The counters began anew inside the span."""
+    if not e.restarts:
+        return
+    facts = [Fact("restarts", float(e.restarts), f"counters began anew {e.restarts} times")]
+    if e.preemptions is not None:
+        facts.append(Fact("preemptions", e.preemptions,
+                          f"{e.preemptions:g} preemptions since, and before it"))  # fmt: skip
+    yield Finding(
+        "restarted", "the server was restarted while it was looked at", "note", 0.0, "",
+        tuple(facts), "high", (Try("the log", "why it ended", None,
+                                   why_no_gain="no knob is known to matter"),),
+    )  # fmt: skip
+
+
+def page_absent(e: Evidence) -> Iterable[Finding]:
+    """No page of metrics, or one of another kind: nothing can be said of the engine."""
+    if e.scrapes and e.running is not None:
+        return
+    health = "" if e.health is None else f"; /health says {e.health}"
+    what = "/metrics could not be read" if not e.scrapes else "the page has no engine metrics"
+    yield Finding(
+        "metrics-absent", f"{what}{health}", "fault", 1.0, "telemetry",
+        (Fact("scrapes", float(e.scrapes), f"{e.scrapes} pages read, {e.lost} not had"),), "high",
+        (Try("--enable-metrics (SGLang), --metrics (llama.cpp)", "on", None,
+             why_no_gain="vLLM has it always, unless --disable-log-stats"),),
+    )  # fmt: skip
+
+
+def pages_lost(e: Evidence) -> Iterable[Finding]:
+    """Some readings got no answer: a front end that is too busy, or a network that is."""
+    if not e.scrapes or e.lost == 0 or e.lost < 0.1 * (e.lost + e.scrapes):
+        return
+    yield Finding(
+        "pages-lost", f"{e.lost} of {e.lost + e.scrapes} readings of /metrics got no answer",
+        "note", 0.0, "", (Fact("lost", float(e.lost), f"{e.lost} readings lost"),), "medium",
+    )  # fmt: skip
+
+
+def gpu_telemetry(e: Evidence) -> Iterable[Finding]:
+    """GPU counters that say nothing, or nothing true."""
+    if not e.gpu_page:
+        return
+    fields = [e.gpu_mean(n) for n in ("sm_active", "tensor_active", "dram_active")]
+    used, power = e.gpu_mean("utilisation"), e.gpu_mean("power_w")
+    seen = (
+        [Fact("gpu_utilisation", used, f"GPU utilisation {used:.0%}")] if used is not None else []
+    )
+    if power is not None:
+        seen.append(Fact("power_w", power, f"{power:.0f} W", "W"))
+    if Account(e).gpu_page_broken:
+        yield Finding(
+            "gpu-telemetry", "telemetry broken: the GPU's profiling fields are 0 while it works;"
+            " its activity is unknown, not idle", "note", 0.0, "", tuple(seen), "high",
+            (Try("DCGM", "end other profilers on this GPU, restart dcgm-exporter", None,
+                 why_no_gain="it is the instrument"),),
+        )  # fmt: skip
+    elif not any(f is not None for f in fields):
+        yield Finding(
+            "gpu-telemetry", "hardware truth not available: the profiling fields are absent",
+            "note", 0.0, "", tuple(seen), "high",
+            (Try("dcgm-exporter's counters file", "DCGM_FI_PROF_SM_ACTIVE, PIPE_TENSOR_ACTIVE and"
+                 " DRAM_ACTIVE (not on consumer GPUs)", None,
+                 why_no_gain="it is the instrument"),),
+        )  # fmt: skip
+
+
+def stats_off(e: Evidence) -> Iterable[Finding]:
+    """The log has no periodic lines, and that is by design."""
+    if not e.known.stats_off:
+        return
+    n = e.known.api_servers
+    many = "several API servers" if n is None else f"{n} API servers"
+    yield Finding(
+        "stats-off", f"stat lines are off because there are {many}; using /metrics", "note", 0.0,
+        "", (), "high",
+    )  # fmt: skip
+
+
+def older_names(e: Evidence) -> Iterable[Finding]:
+    """Metrics that were found under a name of an older release."""
+    if not e.aliases:
+        return
+    facts = tuple(Fact(new, old, f"{new} is called {old} here") for new, old in e.aliases.items())
+    yield Finding("older-names", "an older vLLM: some metrics have names that later ones dropped",
+                  "note", 0.0, "", facts, "high")  # fmt: skip

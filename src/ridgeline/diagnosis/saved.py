@@ -1,0 +1,80 @@
+"""Saved scrapes: how people ask for help. Written masked, read with the times that are known."""
+
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ridgeline.diagnosis.gathering import Snapshot
+from ridgeline.domain.errors import BadInput
+from ridgeline.domain.secrets import MASK, looks_secret, mask, secret_name
+from ridgeline.telemetry.prometheus import Scrape, parse_metrics
+
+_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_AT = re.compile(r"^# ridgeline: read at ([0-9.]+)$", re.MULTILINE)
+
+
+def masked(text: str) -> str:
+    """A page without what its labels hold of secrets, known by their name or by their form."""
+
+    def one(label: re.Match[str]) -> str:
+        name, value = label[1], label[2]
+        hidden = value and (secret_name(name) or looks_secret(value))
+        return f'{name}="{MASK}"' if hidden else label[0]
+
+    return mask(_LABEL.sub(one, text))
+
+
+def parsed(text: str, where: str) -> Scrape:
+    """A page as a Scrape, its secrets masked. Raises BadInput for what is no page of metrics."""
+    try:
+        page = parse_metrics(masked(text))
+    except (ValueError, KeyError, IndexError) as error:
+        raise BadInput(
+            f"is no page of metrics ({str(error) or type(error).__name__})",
+            where=where,
+            fix="save one with `curl -s URL/metrics > FILE`",
+        ) from None
+    if not page.samples:
+        raise BadInput("holds no metrics", where=where, fix="save one with `curl -s URL/metrics`")
+    return page
+
+
+def stamped(text: str, at_s: float) -> str:
+    """A page to be saved: masked, with its time (s since 1970) in a comment."""
+    return f"# ridgeline: read at {at_s:.3f}\n{masked(text)}"
+
+
+def read_saved(files: Sequence[Path], apart_s: float | None) -> list[Snapshot]:
+    """Saved pages as snapshots, in the order given.
+
+    Their times: from the comment of pages that Ridgeline saved; else `apart_s` between them; else
+    when the files were written, where that ascends. With none of these no rates are known.
+    """
+    texts = [_text(file) for file in files]
+    pages = [parsed(text, str(file)) for text, file in zip(texts, files, strict=True)]
+    told = [_AT.search(text) for text in texts]
+    times: list[float | None]
+    if all(told):
+        times = [float(match[1]) for match in told if match is not None]
+    elif apart_s is not None:
+        times = [i * apart_s for i in range(len(files))]
+    else:
+        written = [file.stat().st_mtime for file in files]
+        ascending = all(b - a >= 1.0 for a, b in itertools.pairwise(written))
+        times = list(written) if ascending else [None] * len(files)
+    known = [t for t in times if t is not None]
+    if known != sorted(known):
+        raise BadInput(
+            "is older than the one before it", where="--from", fix="name the files in their order"
+        )
+    return [Snapshot(at, page) for at, page in zip(times, pages, strict=True)]
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise BadInput(
+            f"cannot be read ({(error.strerror or str(error)).lower()})", where=str(file)
+        ) from None
