@@ -70,11 +70,13 @@ class Outlook:
     """What the search expects of going on.
 
     gain: the expected gain (log) of the best next candidate over the incumbent, its chance of
-    meeting the limits included; candidate: that one. belief: the twin's weight, 0..1. looks: how
-    many candidates were looked at.
+    meeting the limits included; candidate: that one. best_guess: the largest believed lead (log)
+    of any candidate that likely meets the limits, below 0 when there is none ahead. belief: the
+    twin's weight, 0..1. looks: how many candidates were looked at.
     """
 
     gain: float
+    best_guess: float
     candidate: Candidate | None
     belief: float
     looks: int
@@ -130,6 +132,7 @@ class Search:
         pool = view.pool
         return Outlook(
             view.gain,
+            view.best_guess(),
             None if view.leader is None else pool[view.leader].candidate,
             view.value.belief,
             len(pool),
@@ -252,6 +255,14 @@ class _View:
         ranked = sorted(self._answers(0.5), key=lambda r: -self._mean[r])
         close = [r for r in ranked[:CONTENDERS] if self._mean[r] > self._mean[ranked[0]] - 0.05]
         return [r for r in close if self.count[r] < CONFIRMED][:most]
+
+    def best_guess(self) -> float:
+        """The largest lead (log) of the posterior mean over the incumbent's, limits likely met."""
+        answers = self._answers(0.5) or [0]
+        own = max(float(self._mean[r]) for r in answers)
+        ahead = [float(m) for m, f, ok in zip(self._mean, self.feasible, self._open, strict=True)
+                 if f >= 0.5 and ok]  # fmt: skip
+        return max(ahead, default=own) - own
 
     def why(self, row: int) -> str:
         """One line on why a candidate is measured."""

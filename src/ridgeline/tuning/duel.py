@@ -1,0 +1,164 @@
+"""The duel of the finalists: when it may stop, and who is clearly better than whom.
+
+A round measures every contender that is still in once, interleaved, under one fresh seed, so what
+a round has in common cancels in the log ratio of two contenders. After each round each pair is
+looked at with Student's t over the rounds that both were in. Looking several times and at several
+pairs is paid for in advance: the error that is allowed (5 %) is divided among the pairs, and among
+the looks in proportion to the rounds seen. By the union bound the chance that any pair is ever
+called clearly different when it is not stays below it, whatever the rounds depend on, as long as
+log ratios are about normal. (Always-valid bounds for an unknown variance are wider than this at
+the three to eight rounds that a duel has.)
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+from ridgeline.experiment.statistics import t_quantile
+
+Word = Literal["clearly better", "clearly worse", "equal", "no clear difference"]
+Round = Mapping[int, float | None]  # contender -> objective; None or absent: no valid figure
+
+
+@dataclass(frozen=True, slots=True)
+class DuelPlan:
+    """contenders: how many, the baseline included. tie: a relative difference that counts as none.
+
+    error: allowed chance of any wrong "clearly". A duel has least to most rounds.
+    """
+
+    contenders: int
+    least: int = 3
+    most: int = 8
+    error: float = 0.05
+    tie: float = 0.01
+
+    def level(self, rounds: int) -> float:
+        """The share of `error` that one pair may use at the look after so many rounds."""
+        looks = range(self.least, self.most + 1)
+        pairs = self.contenders * (self.contenders - 1) // 2
+        return self.error / pairs * rounds / sum(looks)
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """`one` over `other`: relative difference (0.1 = 10 % more) with its bounds at the look's
+    level, over so many shared rounds. None where there are too few.
+    """
+
+    one: int
+    other: int
+    delta: float | None
+    low: float | None
+    high: float | None
+    word: Word
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class DuelState:
+    """How the duel stands. leader: the best mean of those that are in; None without a round.
+
+    pairs: every pair, `one` the one with the better mean. out: clearly worse than some other one,
+    not measured any more. best: the leader is clearly better than all others. ties: those that it
+    is not clearly better than. done, with the reason in words.
+    """
+
+    leader: int | None
+    pairs: tuple[Against, ...]
+    out: frozenset[int]
+    ties: tuple[int, ...]
+    best: bool
+    done: bool
+    reason: str
+
+
+def stand(rounds: Sequence[Round], plan: DuelPlan, barred: frozenset[int] = frozenset()) -> DuelState:  # noqa: E501  # fmt: skip
+    """The state after these rounds. `barred` missed a limit, crashed or failed the quality gate."""
+    decided: dict[tuple[int, int], Against] = {}
+    for seen in range(plan.least, len(rounds) + 1):
+        # What was clear at an earlier look stays so: that look's error is spent.
+        for pair in combinations(range(plan.contenders), 2):
+            if pair not in decided or decided[pair].word not in ("clearly better", "clearly worse"):
+                decided[pair] = _look(rounds[:seen], plan, *pair)
+    out = barred | {  # losing against one who is barred is no reason
+        _worse(a)
+        for a in decided.values()
+        if a.word.startswith("clearly") and not barred & {a.one, a.other}
+    }
+    inside = [c for c in range(plan.contenders) if c not in out]
+    leader = _leader(rounds, inside)
+    if leader is None:
+        done = bool(barred) and not inside
+        reason = "no contender is left" if done else "no round yet"
+        return DuelState(None, tuple(decided.values()), out, (), False, done, reason)
+    ties = tuple(c for c in inside if c != leader)
+    best = not ties and len(rounds) >= plan.least
+    equal = bool(ties) and all(_word(decided, leader, c) == "equal" for c in ties)
+    done = best or equal or len(rounds) >= plan.most
+    reason = (
+        "clearly the best" if best
+        else f"equal within {100 * plan.tie:g} %" if equal
+        else f"no clear difference after {len(rounds)} rounds" if done
+        else "goes on"
+    )  # fmt: skip
+    return DuelState(leader, tuple(map(_turned, decided.values())), out, ties, best, done, reason)
+
+
+def _look(rounds: Sequence[Round], plan: DuelPlan, one: int, other: int) -> Against:
+    """One pair after these rounds, at the level of this look."""
+    steps = [
+        math.log(a / b) for r in rounds if (a := r.get(one)) and (b := r.get(other)) and a > 0 < b
+    ]
+    n = len(steps)
+    if n < plan.least:
+        delta = math.expm1(math.fsum(steps) / n) if n else None
+        return Against(one, other, delta, None, None, "no clear difference", n)
+    mean = math.fsum(steps) / n
+    spread = math.sqrt(math.fsum((s - mean) ** 2 for s in steps) / (n - 1) / n)
+    half = t_quantile(n - 1, 1 - plan.level(len(rounds)) / 2) * spread
+    low, high = mean - half, mean + half
+    tie = math.log1p(plan.tie)
+    word: Word = "no clear difference"
+    if -tie <= low and high <= tie:
+        word = "equal"
+    elif low > 0 or high < 0:
+        word = "clearly better" if low > 0 else "clearly worse"
+    return Against(one, other, math.expm1(mean), math.expm1(low), math.expm1(high), word, n)
+
+
+def _worse(pair: Against) -> int:
+    return pair.other if pair.word == "clearly better" else pair.one
+
+
+def _word(decided: Mapping[tuple[int, int], Against], one: int, other: int) -> Word:
+    found = decided.get((min(one, other), max(one, other)))
+    return "no clear difference" if found is None else found.word
+
+
+def _turned(pair: Against) -> Against:
+    """With the better one first."""
+    if pair.delta is None or pair.delta >= 0:
+        return pair
+    back = [None if v is None else -v / (1 + v) for v in (pair.delta, pair.high, pair.low)]
+    words: dict[Word, Word] = {"clearly worse": "clearly better", "clearly better": "clearly worse"}
+    word = words.get(pair.word, pair.word)
+    return Against(pair.other, pair.one, back[0], back[1], back[2], word, pair.rounds)
+
+
+def _leader(rounds: Sequence[Round], inside: Sequence[int]) -> int | None:
+    """The best mean log value over the rounds that all who are in have in common.
+
+    Without a common round over each one's own.
+    """
+    logs = {c: {i: math.log(v) for i, r in enumerate(rounds) if (v := r.get(c)) and v > 0}
+            for c in inside}  # fmt: skip
+    common = set.intersection(*(set(found) for found in logs.values())) if logs else set()
+    means = {
+        c: math.fsum(found[i] for i in (common or found)) / len(common or found)
+        for c, found in logs.items()
+        if found
+    }
+    return max(means, key=lambda c: (means[c], -c)) if means else None

@@ -1,0 +1,98 @@
+"""Duels stop when they may, and call nothing clear that is not (by simulation)."""
+
+import numpy as np
+import pytest
+
+from ridgeline.tuning.duel import DuelPlan, DuelState, Round, stand
+
+PLAN = DuelPlan(4)
+
+
+def fought(
+    means: list[float], random: np.random.Generator, *, noise: float = 0.05, common: float = 0.08,
+    plan: DuelPlan = PLAN,
+) -> tuple[DuelState, list[Round]]:  # fmt: skip
+    """A duel as it is run: who is out is not measured any more."""
+    rounds: list[Round] = []
+    state = stand(rounds, plan)
+    while not state.done:
+        level = common * random.standard_normal()
+        rounds.append({
+            c: float(np.exp(m + level + noise * random.standard_normal()))
+            for c, m in enumerate(means) if c not in state.out
+        })  # fmt: skip
+        state = stand(rounds, plan)
+    return state, rounds
+
+
+def test_equals_are_called_different_in_at_most_five_of_a_hundred_duels() -> None:
+    random = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(400):
+        state, _ = fought([0.0] * 4, random)
+        wrong += any(p.word.startswith("clearly") for p in state.pairs)
+    assert wrong / 400 <= 0.05 + 0.02  # two standard errors of 400 duels
+
+
+def test_what_one_called_clear_is_not_the_wrong_way_round() -> None:
+    random = np.random.default_rng(2)
+    means = [0.0, 0.03, 0.05, 0.06]
+    wrong = 0
+    for _ in range(300):
+        state, _ = fought(means, random)
+        wrong += any(p.word == "clearly better" and means[p.one] < means[p.other]
+                     for p in state.pairs)  # fmt: skip
+    assert wrong / 300 <= 0.05
+
+
+def test_a_large_lead_ends_the_duel_early_and_a_small_one_takes_all_rounds() -> None:
+    random = np.random.default_rng(3)
+    large = [fought([0.0, 0.9, 0.3, 0.2], random, noise=0.03) for _ in range(60)]
+    assert np.mean([s.best and s.leader == 1 for s, _ in large]) > 0.95
+    assert np.mean([len(r) for _, r in large]) < 5
+    small = [fought([0.0, 0.02, 0.01, 0.0], random) for _ in range(30)]
+    assert np.mean([len(r) for _, r in small]) > 7
+    assert all("no clear difference after 8 rounds" in s.reason for s, _ in small if not s.best)
+
+
+def test_equals_without_noise_are_a_tie_after_few_rounds() -> None:
+    random = np.random.default_rng(4)
+    state, rounds = fought([0.0, 0.001, 0.0], random, noise=0.0005, plan=DuelPlan(3))
+    assert state.reason == "equal within 1 %"
+    assert len(rounds) <= 4
+    assert not state.best
+
+
+def test_who_is_clearly_worse_is_out_and_stays_out() -> None:
+    random = np.random.default_rng(5)
+    state, rounds = fought([-0.8, 0.0, 0.01, -0.01], random)
+    assert 0 in state.out
+    measured = [0 in r for r in rounds]
+    assert measured.index(False) >= 3
+    assert not any(measured[measured.index(False) :])
+
+
+def test_void_runs_leave_no_pair_and_the_barred_do_not_win() -> None:
+    rounds: list[Round] = [{0: 10.0 + i, 1: None, 2: 20.0 + i} for i in range(4)]
+    state = stand(rounds, DuelPlan(3))
+    assert state.leader == 2
+    assert {p.rounds for p in state.pairs if 1 in (p.one, p.other)} == {0}
+    assert stand(rounds, DuelPlan(3), barred=frozenset({2})).leader == 0
+    gone = stand(rounds, DuelPlan(3), barred=frozenset({0, 1, 2}))
+    assert gone.done
+    assert gone.leader is None
+
+
+def test_a_pair_is_told_with_the_better_one_first() -> None:
+    rounds: list[Round] = [{0: 100.0 * g, 1: 150.0 * g * e} for g, e in ((1, 1), (1.2, 1.01), (0.9, 0.99))]  # fmt: skip  # noqa: E501
+    (pair,) = stand(rounds, DuelPlan(2)).pairs
+    assert (pair.one, pair.other, pair.word) == (1, 0, "clearly better")
+    assert pair.delta == pytest.approx(0.5, abs=0.01)
+    assert pair.low is not None
+    assert pair.high is not None
+    assert 0.3 < pair.low < 0.5 < pair.high < 0.75
+
+
+def test_the_levels_of_all_looks_and_pairs_add_up_to_the_error() -> None:
+    total = sum(PLAN.level(n) for n in range(PLAN.least, PLAN.most + 1)) * 6
+    assert total == pytest.approx(0.05)
