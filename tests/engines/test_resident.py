@@ -55,6 +55,8 @@ class FakeStarter:
     def log_to(self, folder: Path) -> None:
         self.events.append(f"logs {folder.name}")
 
+    left_behind: tuple[str, ...] = ()
+
     def abandon(self) -> None:
         self.abandoned = True
 

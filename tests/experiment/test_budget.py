@@ -54,6 +54,8 @@ class Starter:
     def log_to(self, folder: Path) -> None:
         pass
 
+    left_behind: tuple[str, ...] = ()
+
     def abandon(self) -> None:
         pass
 
@@ -184,6 +186,8 @@ def test_traffic_beyond_the_minutes_is_no_start_that_was_given_up(
         @contextlib.contextmanager
         def start(self, configuration: Configuration) -> Iterator[Endpoint]:
             yield Slow(configuration)  # type: ignore[misc]
+
+        left_behind: tuple[str, ...] = ()
 
         def abandon(self) -> None:
             abandoned.append("now")

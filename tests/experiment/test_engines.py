@@ -166,6 +166,8 @@ class Starter:
     def log_to(self, folder: Path) -> None:
         self.logs = folder
 
+    left_behind: tuple[str, ...] = ()
+
     def abandon(self) -> None:
         pass
 
@@ -292,3 +294,10 @@ def test_a_study_is_judged_again_from_its_records(
     assert {e.state for e in index.runs.values()} == {"done"}
     assert directory.index() == index
     assert read_run(tmp_path / "b-r1") == before
+
+
+def test_what_engines_leave_behind_is_kept_with_the_study(tmp_path: Path) -> None:
+    starter = Starter()
+    starter.left_behind = ("GPU 0 holds 12.5 GiB more than before",)
+    outcome = go(plan(Launch(cold_s=0.0), ("a", 100, 8)), tmp_path, starter)
+    assert "GPU 0 holds 12.5 GiB more than before" in outcome.index.notes

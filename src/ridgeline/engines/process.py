@@ -62,6 +62,7 @@ class EngineProcess:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         self._holds_input = holds_input
+        self.left: tuple[int, ...] = ()  # after `stop`: what of it could not be ended
         self._looked_at = 0
         self._ended_code: int | None = None
         self._cleanup, self._mark = tuple(cleanup), secrets.token_hex(16)
@@ -128,7 +129,10 @@ class EngineProcess:
             return file.read().decode(errors="replace")
 
     def stop(self, patience_s: float = 20.0) -> None:
-        """End it and everything it started; returns when nothing of it is left."""
+        """End it and everything it started; returns when nothing of it is left.
+
+        What cannot be ended (a process that hangs in a driver) is in `left` afterwards.
+        """
         with contextlib.suppress(OSError):
             os.close(self._write_end)
         try:
@@ -139,6 +143,7 @@ class EngineProcess:
             self._guard.wait(5.0)
         if (self._guard.returncode or 0) < 0:  # by a signal: it could not do its work
             self._end_orphans()
+        self.left = _marked(self._mark)
 
     def _end_orphans(self) -> None:
         """End what a killed guard left behind, and run its clean-up."""

@@ -41,6 +41,10 @@ class Starter(Protocol):
     def abandon(self) -> None:
         """Give up the starts that are going on in other threads."""
 
+    @property
+    def left_behind(self) -> tuple[str, ...]:
+        """What engines that were stopped have left on this machine, a line each."""
+
 
 @runtime_checkable
 class KeepsEngines(Protocol):
@@ -59,6 +63,10 @@ class KeepsEngines(Protocol):
 
     def close(self) -> None:
         """Take every engine down."""
+
+    @property
+    def left_behind(self) -> tuple[str, ...]:
+        """What engines that were stopped have left on this machine, a line each."""
 
 
 @runtime_checkable
@@ -137,6 +145,11 @@ class ResidentEngine:
             raise slot.error or RunFailed("the engine is not up", where="engine")
         slot.loads += 1
         yield slot.endpoint
+
+    @property
+    def left_behind(self) -> tuple[str, ...]:
+        """See KeepsEngines."""
+        return self._starter.left_behind
 
     def close(self) -> None:
         """Take every engine down, side by side: each may take seconds to let go of its GPU."""

@@ -27,6 +27,7 @@ from ridgeline.engines.launching import (
     model_words,
     program_needed,
 )
+from ridgeline.engines.leftovers import Leftovers
 from ridgeline.engines.process import EngineProcess, listening_beside
 from ridgeline.engines.readiness import Answers, get_status
 from ridgeline.engines.router import INSTALL as ROUTER_INSTALL
@@ -107,10 +108,16 @@ class ServerEngine:
         self._launch = launch or ServerLaunch()
         self._abandoned = threading.Event()
         self._fits: dict[tuple[str, str], TokenFit] = {}  # of all its servers, by model
+        self._leftovers = Leftovers()
 
     def log_to(self, folder: Path) -> None:
         """Write the logs of coming starts there."""
         self._launch = replace(self._launch, log_folder=folder)
+
+    @property
+    def left_behind(self) -> tuple[str, ...]:
+        """What engines that were stopped have left on this machine, a line each."""
+        return self._leftovers.told
 
     def abandon(self) -> None:
         """Give up the starts that are going on in other threads; they end with RunFailed."""
@@ -122,6 +129,8 @@ class ServerEngine:
         launch = self._launch_of(configuration)
         replicas: list[Replica] = []
         router: Replica | None = None
+        far = configuration.launch is not None and configuration.launch.host is not None
+        self._leftovers.starting(on_gpu=configuration.gpu is not None and not far)
         try:
             for number in range(configuration.knobs.data_parallel_size or 1):
                 replicas.append(_spawn(self._dialect, configuration, launch, number))
@@ -135,8 +144,10 @@ class ServerEngine:
                 router.start |= router_facts(wanted)
             yield self._endpoint(configuration, replicas, router)
         finally:
-            for replica in (*([] if router is None else [router]), *replicas):
-                replica.process.stop()
+            processes = [r.process for r in (*([] if router is None else [router]), *replicas)]
+            for process in processes:
+                process.stop()
+            self._leftovers.stopped([pid for process in processes for pid in process.left])
 
     def _endpoint(
         self, configuration: Configuration, replicas: Sequence[Replica], router: Replica | None

@@ -377,6 +377,12 @@ class Engines:
             if isinstance(engine, KeepsEngines):
                 engine.close()
 
+    @property
+    def left_behind(self) -> tuple[str, ...]:
+        """What engines that were stopped have left on this machine, a line each."""
+        kept = [e for e in self._by_name.values() if isinstance(e, KeepsEngines)]
+        return tuple(line for engine in kept for line in engine.left_behind)
+
     def _cold_run(self, configuration: Configuration, runs: Sequence[PlannedRun]) -> PlannedRun:
         mine = [run for run in runs if run.configuration == configuration]
         busiest = max(mine, key=_load)

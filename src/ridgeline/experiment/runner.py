@@ -132,6 +132,8 @@ def run_plan(
         with contextlib.closing(engines):
             budget = Budget(gpu_minutes, retries)
             _do(todo, kept, book, engines, cores=cores or usable_cores(), budget=budget)
+        for line in engines.left_behind:
+            book.note(line)
     planned = tuple(run.run_id for run in runs)
     states = {book.index.runs[run_id].state for run_id in planned}
     return Outcome(book.index, watch.stop_asked() or "interrupted" in states, planned)
