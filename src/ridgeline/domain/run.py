@@ -139,7 +139,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class LiveFigures:
-    """What the progress line shows, about twice a second. None = not known yet."""
+    """What the progress line shows, about twice a second. None = not known yet.
+
+    ttft_p50_s is of the `ttft_seen` requests that ended lately, since the window began once it has.
+    waiting: requests in the engine's queues; kv_use: the fullest KV cache (0..1); both by its own
+    page, of engines that Ridgeline started.
+    """
 
     elapsed_s: float
     total_s: float
@@ -150,6 +155,10 @@ class LiveFigures:
     failed: int
     in_flight: int
     chunks: int | None = None  # received until now
+    ttft_p50_s: float | None = None
+    ttft_seen: int = 0
+    waiting: float | None = None
+    kv_use: float | None = None
 
 
 class Watch(Protocol):

@@ -215,6 +215,11 @@ class _StopsWhenStalled(ClockWatch):
     def live(self, figures: LiveFigures) -> None:
         """Take the current figures."""
         self._quiet.look(figures.chunks, figures.in_flight)
+        told = [probe.now for probe in self._probes]
+        waiting = [now["waiting"] for now in told if "waiting" in now]
+        if len(waiting) == len(told):  # a replica that is silent has a queue all the same
+            use = max((now["kv_use"] for now in told if "kv_use" in now), default=None)
+            figures = replace(figures, waiting=sum(waiting), kv_use=use)
         super().live(figures)
 
     @property

@@ -7,6 +7,7 @@ from ridgeline.domain.run import LiveFigures
 
 RECENT_REQUESTS = 512
 RECENT_NS = 3_000_000_000
+MEASURING = "measuring"
 
 
 class LiveView:
@@ -21,6 +22,7 @@ class LiveView:
         self._counted_chunks = 0  # of replies whose tokens the server counted
         self._counted_tokens = 0
         self._history: deque[tuple[int, int]] = deque()  # (elapsed ns, chunks until then)
+        self._measuring = False
 
     def ended(self, rows: RequestRows) -> None:
         """Take ended requests."""
@@ -39,6 +41,9 @@ class LiveView:
         self, elapsed_ns: int, phase: str, chunks_in_flight: int, in_flight: int
     ) -> LiveFigures:
         """The figures now; `chunks_in_flight` are those of requests not ended yet."""
+        if phase == MEASURING and not self._measuring:
+            self._measuring = True
+            self._ttft_ns.clear()
         history = self._history
         history.append((elapsed_ns, self.chunks_ended + chunks_in_flight))
         while len(history) > 2 and elapsed_ns - history[0][0] > RECENT_NS:
@@ -59,4 +64,6 @@ class LiveView:
             failed=self.failed,
             in_flight=in_flight,
             chunks=self.chunks_ended + chunks_in_flight,
+            ttft_p50_s=waits[len(waits) // 2] / 1e9 if waits else None,
+            ttft_seen=len(waits),
         )

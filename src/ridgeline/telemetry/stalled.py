@@ -60,11 +60,13 @@ class StallProbe:
         self._moved_s: float | None = None
         self._told_s: float | None = None
         self.stalled: str | None = None
+        self.now: dict[str, float] = {}
 
     def read(self) -> Iterable[Reading]:
-        """What the probe says now."""
+        """What the probe says now; `now` keeps it by metric."""
         readings = list(self._probe.read())
-        self._look({reading.metric: reading.value for reading in readings})
+        self.now = {reading.metric: reading.value for reading in readings}
+        self._look(self.now)
         return readings
 
     def close(self) -> None:
