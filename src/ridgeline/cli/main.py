@@ -20,6 +20,7 @@ VERBS = {
     "init": "ridgeline.cli.init",
     "plan": "ridgeline.cli.plan",
     "study": "ridgeline.cli.study",
+    "tune": "ridgeline.cli.tune",
     "bench": "ridgeline.cli.bench",
     "knee": "ridgeline.cli.knee",
     "quality": "ridgeline.cli.quality",

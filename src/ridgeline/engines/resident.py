@@ -134,6 +134,10 @@ class ResidentEngine:
         """See GivesUp."""
         self._starter.abandon()
 
+    def up(self) -> tuple[Configuration, ...]:
+        """The configurations whose engines run now, in the order in which they were asked for."""
+        return tuple(slot.configuration for slot in self._slots.values() if slot.up)
+
     @contextlib.contextmanager
     def start(self, configuration: Configuration) -> Iterator[Endpoint]:
         """The configuration's endpoint, started now unless it is up; it stays up afterwards."""

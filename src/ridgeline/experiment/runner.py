@@ -108,6 +108,7 @@ def run_plan(
     notes: Sequence[str] = (),
     whole: Plan | None = None,
     calibrate: Calibrate | None = None,
+    start_s: float | None = None,
 ) -> Outcome:
     """Do every run of the plan that is not there yet; raises StoreError.
 
@@ -118,6 +119,7 @@ def run_plan(
     `notes` go into the index. `whole` is the plan that
     this one is a part of: what it holds beyond and is on disk stays in the index as it is.
     `calibrate` tells what the load client can do here, before each run of a real engine.
+    `start_s`: how long an engine start took before, which a budget plans with.
     """
     runs = plan_runs(plan)
     with directory.held():
@@ -130,7 +132,7 @@ def run_plan(
             book.note(note)
         engines = Engines(engine_for, directory.path)
         with contextlib.closing(engines):
-            budget = Budget(gpu_minutes, retries)
+            budget = Budget(gpu_minutes, retries, longest_start_s=start_s)
             _do(todo, kept, book, engines, cores=cores or usable_cores(), budget=budget)
         for line in engines.left_behind:
             book.note(line)

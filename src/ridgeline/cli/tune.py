@@ -1,0 +1,169 @@
+"""`ridgeline tune`: the best configuration within a budget, with the proof."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ridgeline.cli import options
+from ridgeline.cli.output import (
+    INTERRUPTED,
+    NOT_COMPLETED,
+    command_line,
+    ensure_folder_target,
+    ensure_json_target,
+    say,
+    show,
+    write_json,
+)
+from ridgeline.cli.selftest import Calibrated
+from ridgeline.domain.errors import BadInput
+
+if TYPE_CHECKING:
+    from ridgeline.cli.tuneprogress import TuneProgress
+    from ridgeline.tuning.budgeting import Limits
+    from ridgeline.tuning.outcome import TuneResult
+    from ridgeline.workload.study import Study
+
+USUAL_MINUTES = 30.0
+
+
+def tune(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The study file (YAML).")],
+    *,
+    engine: Annotated[
+        str | None, typer.Option(metavar="E", help="Serve with this engine instead of the file's.")
+    ] = None,
+    gpu_minutes: Annotated[
+        float | None,
+        typer.Option(
+            metavar="M",
+            min=0,
+            help="GPU minutes for everything: starts, search, duel, soak"
+            f" [{USUAL_MINUTES:g} unless another budget is given].",
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Trials of the search; duel and soak come on top."),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(metavar="W", min=0, help="Minutes of wall time for everything.")
+    ] = None,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the result as JSON; - is stdout.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where results go [runs/<name>-tune].")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Seed of the search's own draws.")
+    ] = 0,
+    no_calibration: options.NoCalibration = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Plain lines instead of live bars, no table.")
+    ] = False,
+) -> int:
+    """Search for the best configuration of FILE's engine for FILE's traffic inside FILE's targets.
+
+    The same command goes on where an earlier one ended. Ctrl-C keeps what was measured.
+    """
+    from ridgeline.cli.progress import display, stop_on_interrupt  # noqa: PLC0415
+    from ridgeline.cli.tuneprogress import TuneProgress  # noqa: PLC0415
+    from ridgeline.report.tunetext import tune_console  # noqa: PLC0415
+    from ridgeline.tuning.outcome import to_json  # noqa: PLC0415
+    from ridgeline.workload.study import override  # noqa: PLC0415
+    from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
+
+    study = override(load_study(file), engine=engine)
+    folder = out or Path("runs") / f"{study.name}-tune"
+    ensure_folder_target(folder)
+    ensure_json_target(json, folder)
+    limits = _limits(study, gpu_minutes, trials, minutes)
+    _check(study, file)
+    with stop_on_interrupt() as stop, display(quiet=quiet) as shown:
+        watch = TuneProgress(shown, stop)
+        calibrate = None if no_calibration else Calibrated(shown.note)
+        result = _run(study, file, folder, limits, watch, calibrate=calibrate, seed=seed)
+    if result is None:
+        say(f"stopped; go on with the same command (results so far: {folder})")
+        return INTERRUPTED if stop.asked else NOT_COMPLETED
+    write_json(json, to_json(result))
+    if not quiet:
+        show(tune_console(result), to_stderr=json == "-")
+    say(f"results: {folder} (winner.yaml, serve.sh, compose.yaml; `ridgeline report {folder}"
+        " --html FILE` for the page)")  # fmt: skip
+    return 0
+
+
+def _limits(
+    study: "Study", gpu_minutes: float | None, trials: int | None, minutes: float | None
+) -> "Limits":
+    """The budget in GPU seconds; a minute of wall time is one of every GPU that is used."""
+    from ridgeline.tuning.budgeting import Limits  # noqa: PLC0415
+
+    if gpu_minutes is None and trials is None and minutes is None:
+        gpu_minutes = USUAL_MINUTES
+    gpus = study.baseline.configuration.gpus
+    given = [m for m in (gpu_minutes, None if minutes is None else minutes * gpus) if m is not None]
+    return Limits(min(given) * 60 if given else None, trials)
+
+
+def _check(study: "Study", file: Path) -> None:
+    """Refuse what cannot be tuned, and an engine that cannot be started, before the first run."""
+    from ridgeline.experiment.engines import check_startable  # noqa: PLC0415
+
+    base = study.baseline.configuration
+    if base.engine == "endpoint":
+        raise BadInput(
+            "a server that runs already cannot be tuned: its options are set at its start",
+            where=f"{file}: engine",
+            fix="use an engine that Ridgeline starts (vllm, llamacpp) or the twin",
+        )
+    if study.tune.objective == "goodput" and not study.slo.limits:
+        raise BadInput("goodput needs targets", where=str(file), fix="add slo: to the study file")
+    for note in check_startable(replace(study, experiments=(study.baseline,)), str(file)):
+        say(f"note: {note}")
+
+
+def _run(
+    study: "Study",
+    file: Path,
+    folder: Path,
+    limits: "Limits",
+    watch: "TuneProgress",
+    *,
+    calibrate: Calibrated | None,
+    seed: int,
+) -> "TuneResult | None":
+    """The tuning; None when the user stopped it."""
+    from ridgeline.experiment.engines import engine_named  # noqa: PLC0415
+    from ridgeline.tuning.assembling import assembled, concluded, plan_words  # noqa: PLC0415
+    from ridgeline.tuning.expecting import Oracle  # noqa: PLC0415
+    from ridgeline.tuning.journal import TuneJournal  # noqa: PLC0415
+    from ridgeline.tuning.lasting import LastingEngines  # noqa: PLC0415
+    from ridgeline.tuning.outcome import write_result  # noqa: PLC0415
+    from ridgeline.tuning.setting import setting_of  # noqa: PLC0415
+    from ridgeline.tuning.winning import write_winner  # noqa: PLC0415
+
+    setting = setting_of(study)
+    with (
+        TuneJournal(folder) as journal,
+        LastingEngines(engine_named, setting.places, setting.configuration) as engines,
+        closing(Oracle(setting, folder)) as oracle,
+    ):
+        session = assembled(
+            setting, folder, engines, journal, watch, oracle=oracle, limits=limits,
+            command=command_line(), study_text=study.text, calibrate=calibrate, seed=seed,
+        )  # fmt: skip
+        for line in plan_words(session):
+            say(line)
+        found = session.run()
+        if not found.complete:
+            return None
+        result = concluded(session, found)
+        write_result(folder, result)
+        write_winner(folder, study, file, setting, found.winner)
+        return result

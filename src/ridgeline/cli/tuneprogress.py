@@ -1,0 +1,75 @@
+"""A tuning on the terminal: the best so far, what runs, what is left."""
+
+import time
+from typing import TYPE_CHECKING
+
+from ridgeline.cli.output import one_line
+from ridgeline.cli.progress import Display, RunProgress, Stop, ended_text
+from ridgeline.report.numbers import number
+
+if TYPE_CHECKING:
+    from ridgeline.domain.run import Watch
+    from ridgeline.store.run_directory import StoredRun
+    from ridgeline.tuning.journal import Asked
+    from ridgeline.tuning.trial import Trial
+
+WORDS = {
+    "feasible": "meets the targets", "unsure": "meets them perhaps", "infeasible": "misses them",
+    "void": "void", "crashed": "crashed", "refused": "refused",
+}  # fmt: skip
+
+
+class TuneProgress:
+    """A TuneWatch for the terminal."""
+
+    def __init__(self, shown: Display, stop: Stop) -> None:
+        self._shown, self._stop = shown, stop
+        self._since: dict[str, float] = {}
+        self._best: tuple[float, str] | None = None
+        self._begun = False
+
+    def asked(self, asked: "Asked", expected_s: float) -> None:
+        """Say what is measured next, why, and how long it should take."""
+        self._begun = True
+        for i, (candidate, why) in enumerate(zip(asked.candidates, asked.why, strict=True)):
+            self._shown.note(f"trial {asked.first + i}: {candidate.words}: {why}")
+        self._shown.note(f"about {_span(expected_s)} of GPU time for {len(asked.candidates)}")
+
+    def started(self, name: str, what: str) -> "Watch":
+        """Show that a run starts."""
+        self._since[name] = time.monotonic()
+        self._shown.start(name)
+        return RunProgress(name, self._shown, self._stop)
+
+    def ended(self, name: str, trial: "Trial | None", run: "StoredRun") -> None:
+        """Show what came of it."""
+        took = time.monotonic() - self._since.pop(name, time.monotonic())
+        text = ended_text(run)
+        if trial is not None and trial.state != "void":
+            text = f"{WORDS[trial.state]}: {one_line(trial.reason or text)}"
+        if trial is not None:
+            if trial.state in ("feasible", "unsure") and trial.value is not None:
+                best = (trial.value, trial.candidate.words)
+                self._best = best if self._best is None else max(self._best, best)
+        self._shown.end(name, f"{text} ({took:.1f} s)")
+
+    def told(self, text: str) -> None:
+        """Say it."""
+        self._shown.note(one_line(text))
+
+    def left(self, gpu_s: float | None, trials: int | None) -> None:
+        """Say the best so far and what is left."""
+        parts = [] if gpu_s is None else [f"{_span(max(gpu_s, 0.0))} of GPU time left"]
+        parts += [] if trials is None else [f"{trials} trials left"]
+        if self._best is not None:
+            parts.insert(0, f"best so far: {self._best[1]} ({number(self._best[0])})")
+        if parts and self._begun:
+            self._shown.note("; ".join(parts))
+
+    def stop_asked(self) -> bool:
+        """True after the first Ctrl-C."""
+        return self._stop.asked
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} minutes"

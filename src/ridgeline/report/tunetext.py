@@ -1,0 +1,209 @@
+"""A tuning's result in words: for the terminal here, for the page by the same functions."""
+
+import math
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ridgeline.report import numbers
+from ridgeline.tuning.outcome import Bought, DuelResult, Line, Reach, Side, Soaked, TuneResult
+
+STATES = {
+    "feasible": "✓ meets the targets", "unsure": "? may meet them", "infeasible": "✗ misses them",
+    "void": "⊘ void", "crashed": "✗ crashed", "refused": "✗ not started",
+}  # fmt: skip
+
+
+def tune_console(result: TuneResult) -> RenderableType:
+    """The answer, the duel, the history, what each knob bought."""
+    word = "TWIN" if result.source == "twin" else "MEASURED"
+    head = Text()
+    head.append(word, style="bold reverse")
+    head.append(f" {result.study} · {len(result.trials)} trials, {spent(result)}")
+    tone = "bold" if result.baseline.meets is not False or result.winner.change else "bold red"
+    parts: list[RenderableType] = [head, Padding(Text(result.verdict, style=tone), (1, 0))]
+    parts += [Text(line) for line in (manager(result), nearest(result)) if line]
+    if result.duel is not None:
+        parts.append(_table("The duel", DUEL_HEAD, duel_rows(result.duel)))
+        parts.append(Text(f"{result.duel.rounds} rounds; ended: {result.duel.ended}", style="dim"))
+    parts += [Text(soak_words(one)) for one in result.soak]
+    if result.ablation:
+        parts.append(_table("What each knob bought", ABLATION_HEAD, ablation_rows(result.ablation)))
+    parts += [Text(line) for line in envelope_lines(result)]
+    parts += [Text(str(line)) for line in result.certificate.get("lines", ())]
+    parts += [Text(f"quality: {line}") for line in result.quality]
+    parts.append(_table("The search", HISTORY_HEAD, history_rows(result)))
+    parts.append(Text(f"the search ended: {result.ended}", style="dim"))
+    parts += [Text(f"note: {note}", style="yellow") for note in result.notes]
+    parts += [Text("serve it with:", style="dim"), Text(result.winner.command)]
+    return Group(*parts)
+
+
+def spent(result: TuneResult) -> str:
+    """GPU time that it took, and what that cost is not known here."""
+    minutes = result.gpu_s / 60
+    simulated = " (as a GPU would have taken)" if result.source == "twin" else ""
+    return f"{numbers.number(minutes)} GPU minutes{simulated}"
+
+
+def manager(result: TuneResult) -> str | None:
+    """GPUs and USD before and after, in one sentence; None where nothing changed."""
+    before, after = result.baseline, result.winner
+    if not after.change or not before.output_tokens_per_s_per_gpu:
+        return None
+    if not after.output_tokens_per_s_per_gpu:
+        return None
+    ten = 10 * before.output_tokens_per_s_per_gpu / after.output_tokens_per_s_per_gpu
+    text = f"The tokens that take 10 GPUs now take {numbers.number(ten)}"
+    old, new = before.usd_per_million_output_tokens, after.usd_per_million_output_tokens
+    if old and new:
+        text += f", and a million of them costs ${new:.3g} instead of ${old:.3g}"
+    return text + "."
+
+
+def nearest(result: TuneResult) -> str | None:
+    """The nearest miss, where nothing meets the targets."""
+    if result.nearest_miss is None:
+        return None
+    return f"No configuration meets the targets; nearest: {result.nearest_miss}."
+
+
+DUEL_HEAD = ("contender", "objective", "against the baseline", "targets", "pairs")
+
+
+def duel_rows(duel: DuelResult) -> list[tuple[str, ...]]:
+    """One row a contender."""
+    return [
+        (
+            one.words,
+            _value(one.value),
+            "–" if one.ratio is None else f"{_span(one.ratio, one.low, one.high)}, {one.verdict}",
+            _meets(one.meets),
+            str(one.pairs) + (f"; not counted: {one.reason}" if one.reason else ""),
+        )
+        for one in duel.duelists
+    ]
+
+
+def soak_words(one: Soaked) -> str:
+    """The soak in a line."""
+    if not one.passed:
+        return f"Soak of {one.words} ({one.load}): failed, {one.reason}"
+    left = "" if one.margin_gib is None else f"; {one.margin_gib:.3g} GiB left by {one.basis}"
+    return f"Soak of {one.words} ({one.load}): survived{left}"
+
+
+ABLATION_HEAD = ("knob of the winner", "the winner over the winner without it", "by")
+
+
+def ablation_rows(bought: tuple[Bought, ...]) -> list[tuple[str, ...]]:
+    """One row a knob."""
+    return [
+        (
+            f"{one.knob}={one.value}",
+            one.note or "not known"
+            if one.ratio is None
+            else _span(one.ratio, one.low, one.high) + (f"; {one.note}" if one.note else ""),
+            "measured" if one.by == "measured" else "predicted by the twin",
+        )
+        for one in bought
+    ]
+
+
+def envelope_lines(result: TuneResult) -> list[str]:
+    """How far the traffic may move, a line each."""
+    if not result.envelope:
+        return []
+    by = f" against {result.envelope_by}" if result.envelope_by else ""
+    return [f"Where the winner holds{by}, on the twin:", *map(reach_words, result.envelope)]
+
+
+def reach_words(one: Reach) -> str:
+    """One property of the traffic."""
+    low = f"x {one.down:g}" if one.down is not None else None
+    high = f"x {one.up:g}" if one.up is not None else None
+    whole = f"x {one.least:g} to x {one.most:g}"
+    if low is None and high is None:
+        return f"{one.what}: over all that was tried, {whole}"
+    ends = " or ".join(filter(None, (f"down to {low}" if low else None,
+                                     f"up to {high}" if high else None)))  # fmt: skip
+    to = f"; there {one.to} wins" if one.to else ""
+    return f"{one.what}: not {ends} (tried {whole}){to}"
+
+
+HISTORY_HEAD = ("#", "change", "objective", "state", "why", "GPU s")
+
+
+def history_rows(result: TuneResult) -> list[tuple[str, ...]]:
+    """One row a trial."""
+    return [
+        (
+            str(t.number), t.words, _interval(t), state_words(t), t.why,
+            numbers.number(t.gpu_s),
+        )
+        for t in result.trials
+    ]  # fmt: skip
+
+
+def state_words(line: Line) -> str:
+    """The state with its reason."""
+    words = STATES.get(line.state, line.state)
+    if line.stopped:
+        words += ", ended early"
+    missed = [m for m in line.limits if m.met is False and m.value is not None]
+    if missed and not line.stopped and line.state == "infeasible":
+        words += f": {', '.join(f'{m.key} {_figure(m.value)} > {m.limit:g}' for m in missed)}"
+    return f"{words}: {line.reason}" if line.reason else words
+
+
+def side_words(side: Side) -> str:
+    """A side's figures."""
+    parts = [f"{side.words}"]
+    if side.output_tokens_per_s_per_gpu:
+        parts.append(f"{numbers.number(side.output_tokens_per_s_per_gpu)} tokens/s per GPU")
+    if side.usd_per_million_output_tokens:
+        parts.append(f"${side.usd_per_million_output_tokens:.3g} per million output tokens")
+    return ", ".join(parts)
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "not known"
+    return "∞" if math.isinf(value) else f"{value:.3g}"
+
+
+def _value(value: float | None) -> str:
+    return "–" if value is None else numbers.number(value)
+
+
+def _interval(line: Line) -> str:
+    if line.value is None:
+        return "–"
+    if line.low is None or line.high is None:
+        return numbers.number(line.value)
+    low, high = numbers.number(line.low), numbers.number(line.high)
+    return f"{numbers.number(line.value)} ({low} to {high})"
+
+
+def _span(ratio: float, low: float | None, high: float | None) -> str:
+    def change(value: float) -> str:
+        return f"{100 * (value - 1):+.1f} %"
+
+    if low is None or high is None:
+        return change(ratio)
+    return f"{change(ratio)} ({change(low)} to {change(high)})"
+
+
+def _meets(meets: bool | None) -> str:
+    return {True: "✓ met", False: "✗ missed", None: "? not decided"}[meets]
+
+
+def _table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> RenderableType:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
+    for name in head:
+        table.add_column(Text(name, style="dim"), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return Padding(table, (1, 0, 0, 0))

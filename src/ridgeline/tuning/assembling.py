@@ -1,0 +1,162 @@
+"""A session out of its parts: the space, the ground, the search, and what its end is judged by."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ridgeline.domain.knobs import Configuration
+from ridgeline.experiment.protocol import Calibrate
+from ridgeline.tuning import budgeting
+from ridgeline.tuning.budgeting import Limits
+from ridgeline.tuning.concluding import conclude
+from ridgeline.tuning.expecting import Oracle
+from ridgeline.tuning.journal import TuneJournal
+from ridgeline.tuning.lasting import LastingEngines
+from ridgeline.tuning.measuring import StudyGround
+from ridgeline.tuning.outcome import TuneResult
+from ridgeline.tuning.ranges import _RULES, LAYOUT_KNOBS, space_of
+from ridgeline.tuning.search import Search, Windows
+from ridgeline.tuning.session import Found, Session
+from ridgeline.tuning.setting import Setting
+from ridgeline.tuning.space import LAYOUT, Space
+from ridgeline.tuning.trial import Candidate, History
+from ridgeline.tuning.watching import TuneWatch
+from ridgeline.workload.study import Span
+
+STAND_IN = "H100-SXM"  # by which options are resolved where the GPU is not known; never a figure
+LONG = 2.0  # windows of what may be best, over the shortest
+
+
+def assembled(
+    setting: Setting,
+    folder: Path,
+    engines: LastingEngines,
+    journal: TuneJournal,
+    watch: TuneWatch,
+    *,
+    oracle: Oracle,
+    limits: Limits,
+    command: str = "",
+    study_text: str | None = None,
+    calibrate: Calibrate | None = None,
+    seed: int = 0,
+) -> Session:
+    """A session that has not begun. Raises BadInput for a space that cannot be."""
+    ground = StudyGround(
+        setting, folder, engines, journal, watch, oracle.expect, command, calibrate
+    )
+    space = space_for(setting)
+    exact = setting.spec.risk == "exact" or not judgeable(setting)
+    windows = Windows(setting.window_s, max(LONG * setting.window_s, setting.workload.duration_s))
+    search = Search(space, ground, setting.slo, windows, seed=seed, exact_only=exact)
+    return Session(
+        setting, folder, ground, oracle, search, standings_of(search), engines, journal, watch,
+        limits, command, study_text, calibrate, space,
+    )  # fmt: skip
+
+
+def standings_of(search: Search) -> Any:
+    """The finalists that a search names, with its estimates."""
+
+    def ranked(history: History) -> Sequence[tuple[Candidate, float]]:
+        found = [(s.candidate, s.value) for s in search.standings(history)]
+        named = {c.key for c, _ in found}
+        others = sorted(
+            (t for t in history.trials if t.state in ("feasible", "unsure") and t.value),
+            key=lambda t: -(t.value or 0.0),
+        )
+        for trial in others:  # places that are left go to what may meet the targets
+            if trial.candidate.key not in named:
+                named.add(trial.candidate.key)
+                found.append((trial.candidate, trial.value or 0.0))
+        return found
+
+    return ranked
+
+
+def judgeable(setting: Setting) -> bool:
+    """Whether the quality of what is not exact can be judged: real weights, really served."""
+    launch, knobs = setting.configuration.launch, setting.configuration.knobs
+    words = () if launch is None else launch.arguments
+    dummy = knobs.load_format == "dummy" or any(
+        word.endswith("=dummy") or (word == "dummy" and before == "--load-format")
+        for before, word in zip(("", *words), words, strict=False)
+    )
+    return not dummy and not setting.simulated
+
+
+def space_for(setting: Setting) -> Space:
+    """The space around the baseline, narrowed as the study file says."""
+    base: Configuration = replace(setting.configuration, engine="twin", launch=None)
+    if base.gpu is None and base.gpu_figures is None:
+        base = replace(base, gpu=STAND_IN)
+    return space_of(base, setting.workload, setting.slo, wanted=wanted_of(setting))
+
+
+def wanted_of(setting: Setting) -> dict[str, Sequence[Any]]:
+    """The user's values by knob; an empty list: it is left as it is."""
+    found: dict[str, Sequence[Any]] = {}
+    for name, choice in setting.spec.space.items():
+        if choice is None:
+            found[name] = ()
+        elif isinstance(choice, Span):
+            found[name] = doubled(choice)
+        else:
+            found[name] = choice
+    if setting.spec.only:
+        rest = (*(n for n in _RULES if n != LAYOUT), *LAYOUT_KNOBS)
+        found |= {name: () for name in rest if name not in found}
+    return found
+
+
+def doubled(span: Span) -> list[int | float]:
+    """Both ends of a range, and between them powers of two, or four steps of a share."""
+    low, high = span.low, span.high
+    if not float(low).is_integer() or not float(high).is_integer():
+        return [round(low + (high - low) * i / 4, 4) for i in range(5)]
+    powers = [2**n for n in range(int(math.log2(max(high, 1))) + 1)]
+    return sorted({int(low), *(p for p in powers if low < p < high), int(high)})
+
+
+def plan_words(session: Session) -> list[str]:
+    """What is about to happen, in lines for a person."""
+    setting, limits, space = session.setting, session.limits, session.space
+    names = ", ".join(d.name for d in space.dimensions) if space else ""
+    points = 0 if space is None else space.size
+    told = session.journal.told()
+    lines = [f"tune {setting.study}: {points:,} combinations of {names}"]
+    run_s, start_s = setting.run_s(setting.window_s), session.ground.expected_start_s
+    side = f", {setting.places} engines side by side" if setting.places > 1 else ""
+    lines.append(
+        f"a trial: {setting.window_s:g} s measured, {run_s:.0f} s with warm-up; an engine start:"
+        f" about {start_s:.0f} s{side}"
+    )
+    reserve_s = budgeting.reserve_s(setting, limits, start_s)
+    if limits.gpu_s is not None:
+        whole = f"{limits.gpu_s / 60:g} GPU minutes"
+        group_s = start_s + setting.places * (run_s + setting.cold_s)
+        search_s = max(limits.gpu_s - reserve_s, 0.0)
+        count = int(search_s / max(group_s, 1e-9) * setting.places)
+        lines.append(
+            f"budget: {whole}, of them {reserve_s / 60:.1f} kept for the duel and the soak; about"
+            f" {count} trials fit into the rest, and it ends earlier when no more is to be gained"
+        )
+    if limits.trials is not None:
+        lines.append(
+            f"budget: {limits.trials} trials, then a duel and a soak of about"
+            f" {reserve_s / 60:.1f} GPU minutes"
+        )
+    if told.trials:
+        used = budgeting.spent_s(told) / 60
+        lines.append(
+            f"it goes on: {len(told.trials)} trials are known, {used:.1f} GPU minutes used"
+        )
+    return lines
+
+
+def concluded(session: Session, found: Found) -> TuneResult:
+    """The result with what is worked out at the end."""
+    parts: Mapping[str, Any] = {}
+    return conclude(session, found, **parts)

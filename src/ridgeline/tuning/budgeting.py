@@ -1,0 +1,46 @@
+"""What a tuning may use, what it has used, and what is kept for the duel and the soak."""
+
+import math
+from dataclasses import dataclass
+
+from ridgeline.tuning.dueling import FEWEST_ROUNDS
+from ridgeline.tuning.journal import Told
+from ridgeline.tuning.setting import Setting
+from ridgeline.tuning.soaking import SOAK_S
+
+MOST_RESERVED = 0.45  # of the whole budget: a search that may measure nothing finds nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A budget: GPU seconds, trials of the search; None = no limit."""
+
+    gpu_s: float | None = None
+    trials: int | None = None
+
+
+def spent_s(told: Told) -> float:
+    """GPU seconds that were used so far, killed processes' included."""
+    return sum(t.gpu_s for t in told.trials) + told.other_s + told.lost_s
+
+
+def reserve_s(setting: Setting, limits: Limits, start_s: float) -> float:
+    """GPU seconds that the search leaves to the duel and the soak."""
+    contenders = setting.spec.finalists + 1
+    run_s = setting.run_s(setting.workload.duration_s)
+    groups = 1 if contenders <= setting.places or setting.simulated else contenders
+    duel_s = groups * start_s + contenders * (FEWEST_ROUNDS * run_s + setting.cold_s)
+    needed_s = (duel_s + setting.run_s(SOAK_S)) * setting.configuration.gpus
+    return needed_s if limits.gpu_s is None else min(needed_s, MOST_RESERVED * limits.gpu_s)
+
+
+def left_s(limits: Limits, told: Told) -> float:
+    """GPU seconds that are left in all; infinite without a limit."""
+    return math.inf if limits.gpu_s is None else limits.gpu_s - spent_s(told)
+
+
+def left_trials(limits: Limits, told: Told) -> int | None:
+    """Trials that the search may still ask for; None without a limit."""
+    if limits.trials is None:
+        return None
+    return limits.trials - len(told.history.trials)

@@ -1,0 +1,227 @@
+"""The ground that a real tuning stands on: trials are runs of a study directory.
+
+Each is measured by the protocol of a study's runs (warm-up, steady window, verdict, one retry of a
+void one) and stored like one, in the folder `trials` of the tuning's directory. Several candidates
+are measured side by side where the study's launch keeps engines resident.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ridgeline.domain.errors import BadInput
+from ridgeline.domain.knobs import Configuration
+from ridgeline.experiment.plan import Plan, PlannedExperiment, plan_runs
+from ridgeline.experiment.protocol import Calibrate, recover
+from ridgeline.experiment.runner import run_plan
+from ridgeline.store.study_directory import StudyDirectory
+from ridgeline.tuning.journal import Asked, TuneJournal, missing
+from ridgeline.tuning.lasting import LastingEngines
+from ridgeline.tuning.port import Ask, Expected
+from ridgeline.tuning.setting import Setting, trial_name
+from ridgeline.tuning.trial import Candidate, Trial
+from ridgeline.tuning.watching import TrialsWatch, TuneWatch, Wanted
+
+TRIALS = "trials"
+KIND = "trials"
+RETRIES = 1  # of a void run
+LEAST_START_S = 2.0  # less is what any run takes beside its traffic
+
+Expect = Callable[[Sequence[Candidate]], tuple[Expected, ...]]
+
+
+@dataclass(slots=True)
+class StudyGround:
+    """A Ground over a directory. `expect_by` answers for the twin. `most_s`: GPU seconds that are
+    left for everything, None = no limit: a start that takes longer is given up.
+    """
+
+    setting: Setting
+    folder: Path
+    engines: LastingEngines
+    journal: TuneJournal
+    watch: TuneWatch
+    expect_by: Expect
+    command: str = ""
+    calibrate: Calibrate | None = None
+    most_s: float | None = None
+    start_s: float | None = None
+    _planned: dict[int, PlannedExperiment] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        told = self.journal.told()
+        self.start_s = told.start_s
+        seen: dict[tuple[tuple[str, str], ...], int] = {}
+        for asked in told.asked:
+            for number, candidate, seed in self._seeded(asked, seen):
+                self._plan(number, candidate, asked.window_s, seed)
+
+    @property
+    def places(self) -> int:
+        """How many engines may be up side by side."""
+        return self.setting.places
+
+    def expect(self, candidates: Sequence[Candidate]) -> tuple[Expected, ...]:
+        """What the twin says of each, as calibrated by what was measured so far."""
+        return self.expect_by(candidates)
+
+    def cost_s(self, candidates: Sequence[Candidate], window_s: float) -> float:
+        """GPU seconds that measuring them together would take, engine starts included."""
+        seconds = 0.0
+        for group in self._groups(candidates):
+            fresh = [c for c in group if not self._is_up(c)]
+            gpus = max((self.setting.served(c).gpus for c in group), default=1)
+            runs_s = len(group) * self.setting.run_s(window_s) + len(fresh) * self.setting.cold_s
+            seconds += gpus * (runs_s + (self.expected_start_s if fresh else 0.0))
+        return seconds
+
+    @property
+    def expected_start_s(self) -> float:
+        """Seconds that a group of engines is expected to take until all are ready."""
+        return self.setting.first_start_s if self.start_s is None else self.start_s
+
+    def measure(self, ask: Ask, first: int) -> tuple[Trial, ...]:
+        """Measure the search's question; see Ground. The user's stop leaves trials out."""
+        return self.put(Asked(first, ask.candidates, ask.window_s, ask.why, "search", time.time()))
+
+    def put(self, asked: Asked) -> tuple[Trial, ...]:
+        """Write a question down and answer it."""
+        self.journal.asked(asked)
+        return self.answer(asked)
+
+    def answer(self, asked: Asked) -> tuple[Trial, ...]:
+        """Measure what a question has no answer to yet, also one from before a kill."""
+        told = self.journal.told()
+        before = [t for t in told.trials if t.number < asked.first]
+        seen: dict[tuple[tuple[str, str], ...], int] = {}
+        for trial in before:
+            seen[trial.candidate.key] = seen.get(trial.candidate.key, 0) + 1
+        open_ = missing(asked, told.trials)
+        found = {t.number: t for t in told.trials if t.number not in open_}
+        self.watch.asked(asked, self.cost_s(asked.candidates, asked.window_s))
+        wanted: list[Wanted] = []
+        for number, candidate, seed in self._seeded(asked, seen):
+            if number not in open_:
+                continue
+            try:
+                configuration = self._plan(number, candidate, asked.window_s, seed)
+            except BadInput as error:
+                found[number] = Trial(number, candidate, "refused", reason=str(error))
+                self.journal.trial(found[number])
+                continue
+            wanted.append(Wanted(number, candidate, configuration.gpus, bool(candidate.change)))
+        for group in self._groups([w.candidate for w in wanted]):
+            numbers = [w for w in wanted if w.candidate in group]
+            found |= self._measure(numbers, dict(told.bounds))
+            if self.watch.stop_asked():
+                break
+        return tuple(found[n] for n in sorted(found) if n >= asked.first)
+
+    def _seeded(
+        self, asked: Asked, seen: dict[tuple[tuple[str, str], ...], int]
+    ) -> list[tuple[int, Candidate, int]]:
+        """(number, candidate, seed): a candidate that is measured again gets fresh draws."""
+        found = []
+        for i, candidate in enumerate(asked.candidates):
+            times = seen.get(candidate.key, 0)
+            seen[candidate.key] = times + 1
+            found.append((asked.first + i, candidate, self.setting.workload.seed + times))
+        return found
+
+    def _plan(self, number: int, candidate: Candidate, window_s: float, seed: int) -> Configuration:
+        made = PlannedExperiment(
+            trial_name(number, candidate),
+            self.setting.served(candidate),
+            self.setting.offered(window_s, seed),
+            candidate.words,
+        )
+        self._planned[number] = made
+        return made.configuration
+
+    def _is_up(self, candidate: Candidate) -> bool:
+        return not self.setting.simulated and self.engines.is_up(self.setting.served(candidate))
+
+    def _groups(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+        """Those that fit side by side, in order."""
+        groups: list[list[Candidate]] = []
+        for candidate in candidates:
+            last = groups[-1] if groups else []
+            if last and len(last) < self.places and self._fits([*last, candidate]):
+                last.append(candidate)
+            else:
+                groups.append([candidate])
+        return groups
+
+    def _fits(self, group: Sequence[Candidate]) -> bool:
+        knobs = [self.setting.served(c).knobs for c in group]
+        known = all(k.kv_cache_memory_bytes is not None for k in knobs)
+        return known and sum(k.gpu_memory_utilization or 0.0 for k in knobs) <= 1.0 + 1e-9
+
+    def _measure(self, wanted: Sequence[Wanted], bounds: dict[str, str]) -> dict[int, Trial]:
+        plan = self._plan_of([self._planned[w.number] for w in wanted])
+        ids = {run.experiment: run.run_id for run in plan_runs(plan)}
+        by_run = {ids[self._planned[w.number].name]: w for w in wanted}
+        watch = TrialsWatch(
+            by_run, self.journal, self.setting.goal, self.watch, bounds, retries=RETRIES
+        )
+        todo = [w for r, w in by_run.items() if not self._on_disk(r, w, plan, watch)]
+        if not todo:
+            return dict(watch.found)
+        plan = self._plan_of([self._planned[w.number] for w in todo])
+        fresh = [w for w in todo if not self._is_up(w.candidate)]
+        begun = time.monotonic()
+        run_plan(
+            plan,
+            StudyDirectory(self.folder / TRIALS),
+            self.engines,
+            watch,
+            command=self.command,
+            gpu_minutes=self._minutes(),
+            retries=RETRIES,
+            whole=self._plan_of(self._planned.values()),
+            calibrate=self.calibrate,
+            start_s=self.start_s,
+        )
+        watch.flush()
+        return self._book(watch, wanted, len(fresh), time.monotonic() - begun)
+
+    def _on_disk(self, run_id: str, wanted: Wanted, plan: Plan, watch: TrialsWatch) -> bool:
+        """Whether it was measured before the process was killed; its trial is then written."""
+        run = recover(self.folder / TRIALS / run_id)
+        asked = next(r for r in plan_runs(plan) if r.run_id == run_id)
+        if run is None or run.meta.fingerprint != asked.fingerprint:
+            return False
+        spent = run.state == "void" and run.meta.tries > RETRIES
+        if run.state not in ("done", "failed") and not spent and run_id not in watch.bounds:
+            return False
+        watch.write(wanted, run, self.setting.run_s(asked.workload.duration_s) * wanted.gpus)
+        return wanted.number in watch.found
+
+    def _minutes(self) -> float | None:
+        if self.most_s is None or self.setting.simulated:
+            return None
+        return max(self.most_s, 0.0) / 60
+
+    def _plan_of(self, experiments: Iterable[PlannedExperiment]) -> Plan:
+        return Plan(
+            self.setting.study, KIND, None, tuple(experiments), self.setting.slo, 1,
+            self.setting.api,
+        )  # fmt: skip
+
+    def _book(
+        self, watch: TrialsWatch, wanted: Sequence[Wanted], fresh: int, wall_s: float
+    ) -> dict[int, Trial]:
+        """Share what the starts took among the trials that needed one, and keep it."""
+        gpus = {w.number: w.gpus for w in wanted}
+        if self.setting.simulated:
+            own = {n: self.setting.run_s(t.window_s) * gpus[n] for n, t in watch.found.items()}
+            start_s = self.expected_start_s * max(gpus.values(), default=1)
+        else:
+            own = {n: min(watch.took_s.get(n, 0.0), wall_s) * gpus[n] for n in watch.found}
+            if fresh and watch.over_s > LEAST_START_S:
+                self.start_s = watch.over_s
+            start_s = max(wall_s * max(gpus.values(), default=1) - sum(own.values()), 0.0)
+        shares = {n: s + start_s / max(len(own), 1) for n, s in own.items()}
+        self.journal.write("booked", gpu_s=shares, start_s=self.start_s, at=time.time())
+        return {n: replace(t, gpu_s=shares[n]) for n, t in watch.found.items()}

@@ -1,0 +1,190 @@
+"""What a tuning found, as plain values: stored as tune.json, printed, and shown on the page."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ridgeline.domain.errors import StoreError
+from ridgeline.domain.summary import jsonable
+from ridgeline.store.codec import from_plain, infinities_back
+from ridgeline.store.files import read_json, write_json
+from ridgeline.tuning.trial import Miss
+
+RESULT = "tune.json"
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A configuration in the result. Figures are those of its runs in the duel, or of its trial.
+
+    value: the objective, an estimate; low, high: its 95 % interval. runs: valid ones behind it.
+    measured: "duel", "trial", or None without a figure. Times in ms; None = not known.
+    """
+
+    words: str
+    change: Mapping[str, Any]
+    gpus: int
+    command: str = ""
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    usd_per_million_output_tokens: float | None = None
+    output_tokens_per_s_per_gpu: float | None = None
+    ttft_p95_ms: float | None = None
+    itl_p95_ms: float | None = None
+    meets: bool | None = None
+    limits: tuple[Miss, ...] = ()
+    runs: int = 0
+    measured: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One trial in the history. cost_usd: what its GPU seconds cost, None without a price."""
+
+    number: int
+    words: str
+    change: Mapping[str, Any]
+    state: str
+    why: str
+    phase: str
+    value: float | None
+    low: float | None
+    high: float | None
+    gpu_s: float
+    window_s: float
+    stopped: bool
+    reason: str | None
+    run: str | None
+    limits: tuple[Miss, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Duelist:
+    """A contender of the duel against the baseline: paired ratio of the objective with its 95 %
+    interval (None with fewer than two pairs), and whether its runs meet the targets.
+    """
+
+    words: str
+    change: Mapping[str, Any]
+    experiment: str
+    value: float | None
+    ratio: float | None
+    low: float | None
+    high: float | None
+    pairs: int
+    verdict: str
+    meets: bool | None
+    reason: str | None = None
+    searched: float | None = None  # what the search had estimated
+
+
+@dataclass(frozen=True, slots=True)
+class DuelResult:
+    """The duel. ended: why no further round was run."""
+
+    rounds: int
+    ended: str
+    duelists: tuple[Duelist, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Soaked:
+    """A run at the worst case. margin_gib: memory of the GPU that was left; basis: by what."""
+
+    words: str
+    change: Mapping[str, Any]
+    load: str
+    passed: bool
+    reason: str | None
+    margin_gib: float | None = None
+    basis: str | None = None
+    run: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bought:
+    """What one knob of the winner is worth: the winner over the winner without it.
+
+    by: "measured" or "twin". low, high: 95 % interval, None where it is not known.
+    """
+
+    knob: str
+    value: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    by: str
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far one property of the traffic may move on the twin before another one should be used.
+
+    down, up: the first factor tried at which the winner loses, None = it holds over the whole range
+    from least to most. to: what wins there.
+    """
+
+    what: str
+    down: float | None
+    up: float | None
+    least: float
+    most: float
+    to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """All of it. `verdict` is the answer in one sentence; `clear`: the duel decided it.
+
+    source: "twin" or "measured". goal: what was made larger, in `unit`. ended: why the search
+    stopped. envelope_by: what the envelope compares with.
+    """
+
+    study: str
+    source: str
+    goal: str
+    unit: str
+    verdict: str
+    clear: bool
+    winner: Side
+    baseline: Side
+    trials: tuple[Line, ...]
+    ended: str
+    gpu_s: float
+    duel: DuelResult | None = None
+    soak: tuple[Soaked, ...] = ()
+    ablation: tuple[Bought, ...] = ()
+    envelope: tuple[Reach, ...] = ()
+    envelope_by: str | None = None
+    certificate: Mapping[str, Any] = field(default_factory=dict)
+    quality: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    nearest_miss: str | None = None
+    schema: int = SCHEMA
+
+
+def to_json(result: TuneResult) -> dict[str, Any]:
+    """The published JSON form."""
+    found: dict[str, Any] = jsonable(result)
+    return found
+
+
+def write_result(folder: Path, result: TuneResult) -> None:
+    """Keep it beside the runs; raises StoreError."""
+    write_json(folder / RESULT, to_json(result))
+
+
+def read_result(folder: Path) -> TuneResult | None:
+    """The result in a folder, None where none was reached; raises StoreError."""
+    path = folder / RESULT
+    if not path.exists():
+        return None
+    body = read_json(path)
+    if body.get("schema") != SCHEMA:
+        raise StoreError(f"has schema {body.get('schema')!r}", where=str(path))
+    return from_plain(TuneResult, json.loads(json.dumps(infinities_back(body))), str(path))

@@ -1,0 +1,279 @@
+"""A tuning from its first question to its answer: search, duel, soak, what each knob bought.
+
+Everything that is decided is in the journal before it is acted upon, and every run is in the store:
+a session that was killed is begun again with the same arguments and goes on where it was.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ridgeline.domain.errors import StoreError
+from ridgeline.experiment.protocol import Calibrate
+from ridgeline.store.run_directory import is_finished, read_run
+from ridgeline.tuning import budgeting
+from ridgeline.tuning.budgeting import Limits
+from ridgeline.tuning.dueling import Duel
+from ridgeline.tuning.expecting import Oracle
+from ridgeline.tuning.journal import SCHEMA, Asked, Told, TuneJournal
+from ridgeline.tuning.lasting import LastingEngines
+from ridgeline.tuning.measuring import TRIALS, StudyGround
+from ridgeline.tuning.outcome import Soaked
+from ridgeline.tuning.port import Policy
+from ridgeline.tuning.setting import Setting
+from ridgeline.tuning.soaking import Soak
+from ridgeline.tuning.space import Space
+from ridgeline.tuning.trial import Candidate, History, Trial
+from ridgeline.tuning.watching import TuneWatch
+
+# The finalists by a history, the best first, with what the search estimates of each.
+Standings = Callable[[History], Sequence[tuple[Candidate, float]]]
+THINKING_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a session came to; `complete` False: the user stopped it."""
+
+    told: Told
+    complete: bool
+    ended: str
+    finalists: tuple[Candidate, ...] = ()
+    estimates: Mapping[str, float] = field(default_factory=dict)
+    duel: Duel | None = None
+    rounds: int = 0
+    winner: Candidate = field(default_factory=Candidate)
+    clear: bool = False
+    why: str = ""
+    soak: tuple[Soaked, ...] = ()
+
+
+@dataclass(slots=True)
+class Session:
+    """Runs a tuning in a directory; see the module. `policy` chooses, `standings` ranks."""
+
+    setting: Setting
+    folder: Path
+    ground: StudyGround
+    oracle: Oracle
+    policy: Policy
+    standings: Standings
+    engines: LastingEngines
+    journal: TuneJournal
+    watch: TuneWatch
+    limits: Limits
+    command: str = ""
+    study_text: str | None = None
+    calibrate: Calibrate | None = None
+    space: Space | None = None
+
+    def run(self) -> Found:
+        """All of it; raises StoreError where the folder holds another tuning."""
+        self._begin()
+        ended = self._search()
+        if self.watch.stop_asked():
+            return Found(self.journal.told(), False, ended)
+        finalists, estimates = self._finalists(ended)
+        told = self.journal.told()
+        base = Found(told, True, ended, finalists, estimates)
+        if not finalists:
+            return replace(base, why=self._without_finalists(told))
+        duel = self._duel(finalists)
+        rounds = duel.fight(self._left_s() - self._soak_s(finalists))
+        found = replace(base, duel=duel, rounds=rounds)
+        if self.watch.stop_asked():
+            return replace(found, told=self.journal.told(), complete=False)
+        return self._with_winner(found, duel)
+
+    def _begin(self) -> None:
+        told, own = self.journal.told(), self.setting.fingerprint
+        if told.fingerprint not in (None, own):
+            raise StoreError(
+                "holds the tuning of another baseline, load or target",
+                where=str(self.journal.path),
+                fix="choose another folder with --out",
+            )
+        if told.fingerprint is None:
+            self.journal.write("begin", schema=SCHEMA, fingerprint=own, at=time.time())
+            return
+        lost_s = self._lost_s(told)
+        if lost_s > 0:
+            self.journal.write("lost", gpu_s=lost_s, at=time.time())
+        if told.open is not None:
+            self.watch.told("the last question had no answer yet: it is put again")
+            self._learn(self.ground.answer(told.open))
+
+    def _lost_s(self, told: Told) -> float:
+        """GPU seconds of a killed process: from its last line to the last file that it wrote."""
+        if self.setting.simulated or told.open is None:
+            return 0.0
+        newest = told.last_at
+        for path in self.folder.rglob("*"):
+            with contextlib.suppress(OSError):
+                newest = max(newest, path.stat().st_mtime)
+        done = sum(t.gpu_s for t in told.trials if t.number >= told.open.first)
+        seconds = (newest - told.last_at) * self.setting.configuration.gpus - done
+        return max(seconds, 0.0)
+
+    def _left_s(self) -> float:
+        return budgeting.left_s(self.limits, self.journal.told())
+
+    def _search(self) -> str:
+        """Ask and measure until nothing more is worth it; returns why it ended."""
+        while not self.watch.stop_asked():
+            told = self.journal.told()
+            if "finalists" in told.phases:
+                return str(told.phases["finalists"]["ended"])
+            total_s = budgeting.left_s(self.limits, told)
+            left_s = total_s - budgeting.reserve_s(
+                self.setting, self.limits, self.ground.expected_start_s
+            )
+            count = budgeting.left_trials(self.limits, told)
+            self.watch.left(None if total_s == math.inf else total_s, count)
+            if count is not None and count <= 0:
+                return "the trials of its budget are used"
+            self.ground.most_s = None if total_s == math.inf else total_s
+            asked = self._asked(told.history, left_s, count)
+            if asked is None:
+                more = left_s == math.inf or self._asked(told.history, math.inf, count) is None
+                return "nothing more is worth its time" if more else "its budget is used"
+            found = self.ground.put(asked)
+            self._learn(found)
+            if not found and not self.watch.stop_asked():
+                return "its budget is used"
+        return "stopped by the user"
+
+    def _asked(self, history: History, left_s: float, count: int | None) -> Asked | None:
+        """The policy's next question; the time it takes is paid for while engines are up."""
+        begun = time.monotonic()
+        ask = self.policy.ask(history, left_s)
+        thought_s = time.monotonic() - begun
+        up = not self.setting.simulated and bool(history.trials)
+        if up and thought_s > THINKING_S:
+            gpu_s = thought_s * self.setting.configuration.gpus
+            self.journal.write("spent", gpu_s=gpu_s, what="thinking", at=time.time())
+        if ask is None:
+            return None
+        most = len(ask.candidates) if count is None else count
+        first = max((t.number for t in self.journal.told().trials), default=0) + 1
+        candidates = ask.candidates[:most]
+        return Asked(first, candidates, ask.window_s, ask.why[:most], "search", time.time())
+
+    def _learn(self, trials: Sequence[Trial]) -> None:
+        """Hold the twin against what was measured; a demotion is said once."""
+        tokens: dict[int, float] = {}
+        runs = self.folder / TRIALS
+        for trial in trials:
+            if trial.run is None or trial.value is None or not is_finished(runs / trial.run):
+                continue
+            summary = read_run(runs / trial.run).summary
+            rate = None if summary is None else summary.throughput.output_tokens_per_s
+            if rate:
+                tokens[trial.number] = rate
+        self.oracle.learn(trials, runs, tokens)
+        known = self.journal.told().notes
+        for text in (*self.oracle.notes, *filter(None, (self.oracle.demoted,))):
+            if text not in known and not text.startswith(tuple(n[:22] for n in known)):
+                self.journal.write("note", text=text)
+                self.watch.told(text)
+
+    def _finalists(self, ended: str) -> tuple[tuple[Candidate, ...], dict[str, float]]:
+        """The best that were measured, chosen once: a resumed duel has the same contenders."""
+        told = self.journal.told()
+        kept = told.phases.get("finalists")
+        if kept is None:
+            ranked = [
+                (c, value)
+                for c, value in self.standings(told.history)
+                if c.change and any(t.value is not None for t in told.history.of(c))
+            ][: self.setting.spec.finalists]
+            self.journal.write(
+                "finalists",
+                changes=[dict(c.change) for c, _ in ranked],
+                estimates={c.words: value for c, value in ranked},
+                ended=ended,
+                at=time.time(),
+            )
+            kept = self.journal.told().phases["finalists"]
+        found = tuple(
+            Candidate({n: tuple(v) if isinstance(v, list) else v for n, v in change.items()})
+            for change in kept["changes"]
+        )
+        return found, dict(kept["estimates"])
+
+    def _without_finalists(self, told: Told) -> str:
+        tried = [t for t in told.history.trials if t.candidate.change]
+        if not tried:
+            return "nothing but the baseline was measured"
+        if any(t.state in ("feasible", "unsure") for t in tried):
+            return "no change of the baseline is in the lead"
+        return "no configuration that was tried meets the targets"
+
+    def _duel(self, finalists: tuple[Candidate, ...]) -> Duel:
+        return Duel(
+            self.setting, self.folder, self.engines, self.journal, self.watch,
+            (Candidate(), *finalists), self.command, self.study_text, self.calibrate,
+            self.ground.start_s,
+        )  # fmt: skip
+
+    def _soaker(self) -> Soak:
+        return Soak(
+            self.setting, self.folder, self.engines, self.journal, self.watch, self.command,
+            self.ground.start_s,
+        )  # fmt: skip
+
+    def _soak_s(self, finalists: tuple[Candidate, ...]) -> float:
+        if self.limits.gpu_s is None:
+            return 0.0
+        soak = self._soaker()
+        return max(soak.expected_s(c) for c in finalists)
+
+    def _with_winner(self, found: Found, duel: Duel) -> Found:
+        """The best that is better than the baseline and survives its worst case."""
+        soaked: list[Soaked] = []
+        out: set[str] = set()
+        for _ in range(len(found.finalists) + 1):
+            winner, clear, why = choose(duel, out)
+            if not winner.change:
+                break
+            result = self._soaker().run(winner, max(self._left_s(), 60.0))
+            if result is None:
+                told = self.journal.told()
+                return replace(found, told=told, complete=False, soak=tuple(soaked))
+            soaked.append(result)
+            if result.passed:
+                break
+            self.watch.told(f"{winner.words}: {result.reason}")
+            out.add(winner.words)
+        told = self.journal.told()
+        return replace(
+            found, told=told, winner=winner, clear=clear, why=why, soak=tuple(soaked)
+        )  # fmt: skip
+
+
+def choose(duel: Duel, out: set[str]) -> tuple[Candidate, bool, str]:
+    """(winner, whether it is clear, why): the baseline, unless one is clearly better than it, or
+    meets the targets where the baseline misses them. `out`: words of those that are disqualified.
+    """
+    baseline = duel.candidates[0]
+    rivals = [
+        c for c in duel.candidates[1:]
+        if c.words not in out and duel.meets(c) is not False and duel.value(c)
+    ]  # fmt: skip
+    ranked = sorted(rivals, key=lambda c: duel.value(c) or 0.0, reverse=True)
+    if duel.meets(baseline) is False:
+        sure = [c for c in ranked if duel.meets(c)]
+        if sure:
+            return sure[0], True, "it meets the targets, which the baseline misses"
+        if ranked:
+            return ranked[0], False, "the baseline misses the targets; this one may meet them"
+        return baseline, False, "no configuration meets the targets"
+    for candidate in ranked:
+        ratio = duel.ratio(candidate, baseline)
+        pairs = set(duel.summaries(candidate)) & set(duel.summaries(baseline))
+        if ratio is not None and ratio[1] > 1 and len(pairs) >= 3:
+            return candidate, True, "clearly better than the baseline"
+    return baseline, False, "no clear winner: no finalist is clearly better than the baseline"

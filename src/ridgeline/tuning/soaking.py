@@ -1,0 +1,166 @@
+"""The winner at its worst case: as many of the longest requests as it admits, all at once.
+
+A configuration that starts is not one that serves: memory that a start does not touch is taken when
+the longest prompts come together. Nothing is recommended that was not loaded like this.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ridgeline.domain.errors import RidgelineError
+from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
+from ridgeline.engines.twin import twin_of
+from ridgeline.experiment.plan import Plan, PlannedExperiment, plan_runs
+from ridgeline.experiment.protocol import recover
+from ridgeline.experiment.runner import run_plan
+from ridgeline.store.run_directory import StoredRun, is_finished, read_run
+from ridgeline.store.study_directory import StudyDirectory
+from ridgeline.tuning.dueling import name_of
+from ridgeline.tuning.journal import TuneJournal
+from ridgeline.tuning.lasting import LastingEngines
+from ridgeline.tuning.outcome import Soaked
+from ridgeline.tuning.setting import Setting
+from ridgeline.tuning.trial import Candidate
+from ridgeline.tuning.watching import TrialsWatch, TuneWatch
+
+SOAK = "soak"
+SOAK_S = 15.0  # window; every request that fits is in it from its start
+MOST_USERS = 2048
+GIB = 2**30
+USUAL_SEQS = 256  # vLLM's own ceiling where nothing is given and no GPU says otherwise
+
+
+@dataclass(slots=True)
+class Soak:
+    """Runs it; see the module."""
+
+    setting: Setting
+    folder: Path
+    engines: LastingEngines
+    journal: TuneJournal
+    watch: TuneWatch
+    command: str
+    start_s: float | None = None
+
+    def expected_s(self, candidate: Candidate) -> float:
+        """GPU seconds, without an engine start."""
+        return self.setting.run_s(SOAK_S) * self.setting.served(candidate).gpus
+
+    def run(self, candidate: Candidate, left_s: float) -> Soaked | None:
+        """Load it; None when the user stopped or the budget is used up."""
+        served = self.setting.served(candidate)
+        load, words = worst_case(self.setting, candidate)
+        base = replace(self.setting, slo=self.setting.slo)
+        plan = Plan(
+            base.study, SOAK, None,
+            (PlannedExperiment(name_of(candidate), served, load, candidate.words),),
+            api_slo(base), 1, base.api,
+        )  # fmt: skip
+        run_id = plan_runs(plan)[0].run_id
+        folder = self.folder / SOAK
+        begun = time.monotonic()
+        if not self._known(folder / run_id, plan):
+            watch = TrialsWatch({}, self.journal, base.goal, self.watch, {})
+            run_plan(
+                plan, StudyDirectory(folder), self.engines, watch, command=self.command,
+                gpu_minutes=None if left_s == float("inf") or base.simulated else left_s / 60,
+                start_s=self.start_s,
+            )  # fmt: skip
+            took_s = base.run_s(SOAK_S) if base.simulated else time.monotonic() - begun
+            self.journal.write("spent", gpu_s=took_s * served.gpus, what=SOAK, at=time.time())
+        if not is_finished(folder / run_id):
+            return None
+        run = read_run(folder / run_id)
+        return None if run.state == "interrupted" else judged(run, candidate, words)
+
+    def _known(self, folder: Path, plan: Plan) -> bool:
+        """Whether it was soaked before the process was killed."""
+        run = recover(folder)
+        (asked,) = plan_runs(plan)
+        return (
+            run is not None
+            and run.meta.fingerprint == asked.fingerprint
+            and run.state != "interrupted"
+        )
+
+
+def api_slo(setting: Setting) -> Any:
+    """No targets: the worst case need not be fast, it must be survived."""
+    return replace(setting.slo, limits=())
+
+
+def admitted(setting: Setting, candidate: Candidate) -> int:
+    """How many requests run at a time at most, over all replicas."""
+    served = setting.served(candidate)
+    given = served.knobs.max_num_seqs
+    replicas = served.knobs.data_parallel_size or 1
+    if given is None and served.gpu is not None:
+        try:
+            given = twin_of(replace(served, engine="twin", launch=None)).knobs.max_num_seqs
+        except RidgelineError:
+            given = None
+    return min((given or USUAL_SEQS) * replicas, MOST_USERS)
+
+
+def worst_case(setting: Setting, candidate: Candidate) -> tuple[Workload, str]:
+    """The longest requests of the study's load, as many as are admitted, and that in words."""
+    load, users = setting.workload, admitted(setting, candidate)
+    arrivals = Arrivals(users=users, ramp_s=0.0)
+    if load.arrivals.trace is not None or load.sessions is not None or load.classes:
+        changed = replace(load, arrivals=arrivals if load.arrivals.trace is None else load.arrivals)
+        words = f"{users} requests at a time, of the study's own lengths"
+    elif load.prompts.file is not None:
+        changed = replace(load, arrivals=arrivals)
+        words = f"{users} requests at a time, of the file's own lengths"
+    else:
+        longest, output = load.prompts.tokens.high, load.outputs.tokens.high
+        prompts: Prompts = replace(load.prompts, tokens=Lengths(longest))
+        outputs: Outputs = replace(load.outputs, tokens=Lengths(output))
+        changed = replace(load, arrivals=arrivals, prompts=prompts, outputs=outputs)
+        words = f"{users} requests at a time, each of {longest} prompt and {output} output tokens"
+    changed = replace(
+        changed, duration_s=SOAK_S, warmup_s=min(load.warmup_s, SOAK_S), warmup_auto=False,
+        requests=None, seed=load.seed + 5000,
+    )  # fmt: skip
+    return changed, words
+
+
+def judged(run: StoredRun, candidate: Candidate, words: str) -> Soaked:
+    """Whether it lived: no death, no failed request. A void window says nothing against that."""
+    margin, basis = memory_margin(run)
+    made = Soaked(
+        candidate.words, candidate.change, words, True, None, margin, basis, run.folder.name
+    )
+    if run.failure is not None:
+        why = f"starts, dies under load: {run.failure.kind}: {run.failure.text}"
+        if run.facts is None and run.failure.kind in ("hung", "refused", "port"):
+            why = f"{run.failure.kind}: {run.failure.text}"
+        return replace(made, passed=False, reason=why)
+    failed = 0 if run.summary is None else run.summary.requests.failed
+    if failed:
+        assert run.summary is not None
+        kinds = ", ".join(f"{n} {kind}" for kind, n in run.summary.requests.failures.items())
+        return replace(made, passed=False, reason=f"{failed} requests failed: {kinds}")
+    return made
+
+
+def memory_margin(run: StoredRun) -> tuple[float | None, str | None]:
+    """GiB of GPU memory that were left on the fullest GPU, and by what that is known."""
+    if run.facts is None:
+        return None, None
+    server = run.facts.server
+    told = server.get("telemetry")
+    gpus: Sequence[Any] = told.get("gpus", ()) if isinstance(told, dict) else ()
+    used = [g["memory_used_max_bytes"] for g in gpus if g.get("memory_used_max_bytes")]
+    device = run.meta.configuration.device() if run.meta.configuration.gpu else None
+    if used and device is not None:
+        left = (device.total_memory_bytes - max(used)) / GIB
+        return left, "the driver's highest reading under load, everything on the GPU counted"
+    memory = server.get("memory_bytes")
+    if isinstance(memory, dict) and memory.get("total") and memory.get("budget"):
+        left = (float(memory["total"]) - float(memory["budget"])) / GIB
+        return left, "the twin's memory plan"
+    return None, None
