@@ -47,10 +47,9 @@ class TuneProgress:
         text = ended_text(run)
         if trial is not None and trial.state != "void":
             text = f"{WORDS[trial.state]}: {one_line(trial.reason or text)}"
-        if trial is not None:
-            if trial.state in ("feasible", "unsure") and trial.value is not None:
-                best = (trial.value, trial.candidate.words)
-                self._best = best if self._best is None else max(self._best, best)
+        if trial is not None and trial.value and trial.state in ("feasible", "unsure"):
+            best = (trial.value, trial.candidate.words)
+            self._best = best if self._best is None else max(self._best, best)
         self._shown.end(name, f"{text} ({took:.1f} s)")
 
     def told(self, text: str) -> None:

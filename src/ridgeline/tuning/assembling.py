@@ -1,6 +1,5 @@
 """A session out of its parts: the space, the ground, the search, and what its end is judged by."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +15,17 @@ from ridgeline.tuning.journal import TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.measuring import StudyGround
 from ridgeline.tuning.outcome import TuneResult
-from ridgeline.tuning.ranges import _RULES, LAYOUT_KNOBS, space_of
+from ridgeline.tuning.ranges import space_of
+from ridgeline.tuning.risk import Risk
 from ridgeline.tuning.search import Search, Windows
 from ridgeline.tuning.session import Found, Session
 from ridgeline.tuning.setting import Setting
-from ridgeline.tuning.space import LAYOUT, Space
+from ridgeline.tuning.space import Space
 from ridgeline.tuning.trial import Candidate, History
 from ridgeline.tuning.watching import TuneWatch
-from ridgeline.workload.study import Span
 
 STAND_IN = "H100-SXM"  # by which options are resolved where the GPU is not known; never a figure
+RISKS = {"exact": Risk.NEUTRAL, "numerics": Risk.NUMERICS, "lossy": Risk.LOSSY}
 LONG = 2.0  # windows of what may be best, over the shortest
 
 
@@ -48,9 +48,9 @@ def assembled(
         setting, folder, engines, journal, watch, oracle.expect, command, calibrate
     )
     space = space_for(setting)
-    exact = setting.spec.risk == "exact" or not judgeable(setting)
+    risk = RISKS[setting.spec.risk] if judgeable(setting) else Risk.NEUTRAL
     windows = Windows(setting.window_s, max(LONG * setting.window_s, setting.workload.duration_s))
-    search = Search(space, ground, setting.slo, windows, seed=seed, exact_only=exact)
+    search = Search(space, ground, setting.slo, windows, seed=seed, risk=risk)
     return Session(
         setting, folder, ground, oracle, search, standings_of(search), engines, journal, watch,
         limits, command, study_text, calibrate, space,
@@ -92,32 +92,8 @@ def space_for(setting: Setting) -> Space:
     base: Configuration = replace(setting.configuration, engine="twin", launch=None)
     if base.gpu is None and base.gpu_figures is None:
         base = replace(base, gpu=STAND_IN)
-    return space_of(base, setting.workload, setting.slo, wanted=wanted_of(setting))
-
-
-def wanted_of(setting: Setting) -> dict[str, Sequence[Any]]:
-    """The user's values by knob; an empty list: it is left as it is."""
-    found: dict[str, Sequence[Any]] = {}
-    for name, choice in setting.spec.space.items():
-        if choice is None:
-            found[name] = ()
-        elif isinstance(choice, Span):
-            found[name] = doubled(choice)
-        else:
-            found[name] = choice
-    if setting.spec.only:
-        rest = (*(n for n in _RULES if n != LAYOUT), *LAYOUT_KNOBS)
-        found |= {name: () for name in rest if name not in found}
-    return found
-
-
-def doubled(span: Span) -> list[int | float]:
-    """Both ends of a range, and between them powers of two, or four steps of a share."""
-    low, high = span.low, span.high
-    if not float(low).is_integer() or not float(high).is_integer():
-        return [round(low + (high - low) * i / 4, 4) for i in range(5)]
-    powers = [2**n for n in range(int(math.log2(max(high, 1))) + 1)]
-    return sorted({int(low), *(p for p in powers if low < p < high), int(high)})
+    spec = setting.spec
+    return space_of(base, setting.workload, setting.slo, wanted=spec.space, only=spec.only)
 
 
 def plan_words(session: Session) -> list[str]:

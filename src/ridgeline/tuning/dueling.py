@@ -93,9 +93,22 @@ class Duel:
         leader = self.leader()
         rivals = [c for c in self.candidates if c != leader and self.meets(c) is not False]
         looks = MOST_ROUNDS - FEWEST_ROUNDS + 1
-        level = LEVEL / (looks * max(len(rivals), 1))  # each look and rival has its share
+        level = self.level / looks
         found = [self.ratio(leader, c, level) for c in rivals]
         return all(r is not None and (r[1] > 1 or _equal(r)) for r in found)
+
+    def beats(self, one: Candidate, other: Candidate) -> bool:
+        """Whether it is clearly better, however often the duel was looked at: half of LEVEL is
+        spent on the looks before the last, half on this one.
+        """
+        pairs = set(self.summaries(one)) & set(self.summaries(other))
+        found = self.ratio(one, other, self.level)
+        return len(pairs) >= FEWEST_ROUNDS and found is not None and found[1] > 1
+
+    @property
+    def level(self) -> float:
+        """The share of error that one comparison may take: there is one for each finalist."""
+        return LEVEL / 2 / max(len(self.candidates) - 1, 1)
 
     def leader(self) -> Candidate:
         """The best of those that meet the targets as far as is known, else the baseline."""
@@ -154,8 +167,10 @@ class Duel:
         pairs = len(set(self.summaries(candidate)) & set(self.summaries(base)))
         ratio, low, high = found or (None, None, None)
         verdict = "the baseline" if candidate == base else NO_CLEAR
-        if low is not None and high is not None and pairs >= FEWEST_ROUNDS:
-            verdict = "clearly better" if low > 1 else "clearly worse" if high < 1 else NO_CLEAR
+        if self.beats(candidate, base):
+            verdict = "clearly better"
+        elif self.beats(base, candidate):
+            verdict = "clearly worse"
         runs = self._runs.get(name_of(candidate), {}).values()
         reasons = [r.failure.text for r in runs if r.failure is not None]
         reasons += [
@@ -217,7 +232,7 @@ class Duel:
 
 def _equal(ratio: tuple[float, float, float]) -> bool:
     """Whether nobody would pay for the difference."""
-    return 1 / EQUAL < ratio[1] and ratio[2] < EQUAL
+    return ratio[1] > 1 / EQUAL and ratio[2] < EQUAL
 
 
 def interval(steps: Sequence[float], level: float) -> tuple[float, float, float] | None:

@@ -1,5 +1,7 @@
 """From a stored run to the trial that it is: its state, its objective, its limits."""
 
+from typing import cast
+
 from ridgeline.store.run_directory import StoredRun
 from ridgeline.tuning.objective import Goal, interval_of, judge, value_of
 from ridgeline.tuning.trial import Candidate, State, Trial
@@ -11,9 +13,9 @@ def goal_of(objective: str, *, priced: bool) -> Goal:
     """What is made larger for a study's objective; without a price cost goes by tokens per GPU,
     which is the same order as long as all GPUs cost the same.
     """
-    if objective == "goodput":
-        return "goodput"
-    return "cost" if objective == "cost" and priced else "tokens"
+    if objective == "cost" and not priced:
+        return "throughput_per_gpu"
+    return cast("Goal", objective)
 
 
 def trial_of(

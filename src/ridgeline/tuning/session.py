@@ -272,8 +272,6 @@ def choose(duel: Duel, out: set[str]) -> tuple[Candidate, bool, str]:
             return ranked[0], False, "the baseline misses the targets; this one may meet them"
         return baseline, False, "no configuration meets the targets"
     for candidate in ranked:
-        ratio = duel.ratio(candidate, baseline)
-        pairs = set(duel.summaries(candidate)) & set(duel.summaries(baseline))
-        if ratio is not None and ratio[1] > 1 and len(pairs) >= 3:
+        if duel.beats(candidate, baseline):
             return candidate, True, "clearly better than the baseline"
     return baseline, False, "no clear winner: no finalist is clearly better than the baseline"

@@ -1,0 +1,185 @@
+"""A tuning on an engine that answers by arithmetic, as a library and as a process to be killed.
+
+`python tunedengine.py FOLDER [KILLED]`: a tuning of ten trials into FOLDER; with KILLED it dies by
+SIGKILL in the middle of that run (by the run's id), once.
+
+The engine: every request waits 100 ms / speed and gives a token every 10 ms / speed; speed is
+max_num_seqs / 100, slowed by the square of how far max_num_batched_tokens is from 2048 (in
+doublings, a tenth each). max_num_seqs 13 does not start; from 900 on an engine starts and dies with
+more than 20 users. A run is off by 2 % (by its seed and its options).
+"""
+
+import contextlib
+import math
+import os
+import signal
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ridgeline.domain.errors import RunFailed
+from ridgeline.domain.knobs import Configuration, Knobs
+from ridgeline.domain.records import RecordSink, RequestRecord
+from ridgeline.domain.run import ClientCheck, RunFacts, ServerCounters, Watch, Window
+from ridgeline.domain.slo import parse_slo
+from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
+from ridgeline.engines.base import DrivePlan, Endpoint
+from ridgeline.tuning.budgeting import Limits
+from ridgeline.tuning.expecting import Oracle
+from ridgeline.tuning.journal import TuneJournal
+from ridgeline.tuning.lasting import LastingEngines
+from ridgeline.tuning.measuring import StudyGround
+from ridgeline.tuning.port import Ask
+from ridgeline.tuning.session import Session
+from ridgeline.tuning.setting import Setting
+from ridgeline.tuning.trial import Candidate, History
+from ridgeline.tuning.watching import SilentTuneWatch, TuneWatch
+from ridgeline.workload.study import TuneSpec
+
+TTFT_NS, GAP_NS = 100_000_000, 10_000_000
+LOAD = Workload(
+    Arrivals(users=8), Prompts(Lengths(20, 0.5)), Outputs(Lengths(30, 0.5)),
+    duration_s=20.0, warmup_s=2.0, seed=7,
+)  # fmt: skip
+
+
+def speed(configuration: Configuration) -> float:
+    knobs = configuration.knobs
+    off = math.log2((knobs.max_num_batched_tokens or 2048) / 2048)
+    return (knobs.max_num_seqs or 100) / 100 / (1 + 0.1 * off * off)
+
+
+@dataclass
+class TunedEndpoint:
+    engine: "TunedEngine"
+    configuration: Configuration
+    source: str = "measured"
+
+    def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
+        load, seqs = plan.schedule.workload, self.configuration.knobs.max_num_seqs or 100
+        self.engine.drives += 1
+        if self.engine.drives == self.engine.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if seqs >= 900 and (load.arrivals.users or 0) > 20:
+            error = RunFailed("oom_under_load: CUDA out of memory, says the engine")
+            error.failure_class = "oom_under_load"  # type: ignore[attr-defined]
+            raise error
+        rng = np.random.default_rng(
+            [load.seed, zlib.crc32(repr(self.configuration.knobs).encode())]
+        )
+        slow = float(np.exp(rng.normal(0, self.engine.noise))) / speed(self.configuration)
+        start, end = round(load.warmup_s * 1e9), round((load.warmup_s + load.duration_s) * 1e9)
+        assert plan.schedule.users is not None
+        assert plan.schedule.user_start_ns is not None
+        index = tokens = prompts = 0
+        for user in range(plan.schedule.users):
+            at, turn = int(plan.schedule.user_start_ns[user]), 0
+            while at < end and not watch.stop_asked():
+                want = plan.schedule.closed(user, turn)
+                first = at + round(TTFT_NS * slow)
+                chunks = first + round(GAP_NS * slow) * np.arange(want.output_tokens)
+                sink.request(
+                    RequestRecord(
+                        index=index, user=user, intended_ns=at, sent_ns=at,
+                        first_ns=int(chunks[0]), last_ns=int(chunks[-1]), end_ns=int(chunks[-1]),
+                        planned_prompt_tokens=want.prompt_tokens,
+                        planned_output_tokens=want.output_tokens,
+                        prompt_tokens=want.prompt_tokens, output_tokens=want.output_tokens,
+                        finish_reason="length", chunk_ns=chunks.astype(np.int64),
+                    )
+                )  # fmt: skip
+                tokens, prompts = tokens + want.output_tokens, prompts + want.prompt_tokens
+                at, turn, index = int(chunks[-1]), turn + 1, index + 1
+        return RunFacts(
+            source="measured",
+            window=Window(start, end),
+            client=ClientCheck("simulated", cpu_share=0.1),
+            counters=ServerCounters(
+                requests_ok=index, prompt_tokens=prompts, generation_tokens=tokens
+            ),
+            server={"engine": "fake", "version": "1"},
+            interrupted=watch.stop_asked(),
+        )
+
+
+@dataclass
+class TunedEngine:
+    name: str = "fake"
+    noise: float = 0.02
+    kill_at: int | None = None  # the process dies in the middle of this drive, from 1
+    drives: int = 0
+    started: list[int | None] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def start(self, configuration: Configuration) -> Iterator[Endpoint]:
+        seqs = configuration.knobs.max_num_seqs
+        self.started.append(seqs)
+        if seqs == 13:
+            raise RunFailed("CUDA out of memory, says the engine", where="fake")
+        yield TunedEndpoint(self, configuration)  # type: ignore[misc]
+
+
+@dataclass
+class Listed:
+    """A policy that measures a list, `at_once` at a time."""
+
+    candidates: Sequence[Candidate]
+    at_once: int = 2
+    window_s: float = 20.0
+
+    def ask(self, history: History, left_s: float) -> Ask | None:
+        done = len(history.trials)
+        todo = tuple(self.candidates[done : done + self.at_once])
+        return Ask(todo, self.window_s, ("the next of the list",) * len(todo)) if todo else None
+
+
+def best_first(history: History) -> list[tuple[Candidate, float]]:
+    found = [t for t in history.trials if t.state in ("feasible", "unsure") and t.value]
+    ranked = sorted(found, key=lambda t: -(t.value or 0))
+    return list({t.candidate.key: (t.candidate, t.value or 0.0) for t in ranked}.values())
+
+
+def setting(slo: str = "ttft_p95_ms=500", *, seqs: int = 100, finalists: int = 3) -> Setting:
+    base = Configuration("m", Knobs(max_num_seqs=seqs), "fake", price_per_gpu_hour=2.0)
+    return Setting("s", base, LOAD, parse_slo(slo), "chat", TuneSpec(finalists=finalists))
+
+
+@contextlib.contextmanager
+def session(
+    folder: Path,
+    policy: Listed,
+    engine: TunedEngine,
+    the_setting: Setting | None = None,
+    limits: Limits | None = None,
+    watch: TuneWatch | None = None,
+) -> Iterator[Session]:
+    made, told = the_setting or setting(), watch or SilentTuneWatch()
+    with (
+        TuneJournal(folder) as journal,
+        LastingEngines(lambda name: engine, made.places, made.configuration) as engines,
+        contextlib.closing(Oracle(made, folder)) as oracle,
+    ):
+        ground = StudyGround(made, folder, engines, journal, told, oracle.expect, "test")
+        yield Session(
+            made, folder, ground, oracle, policy, best_first, engines, journal, told,
+            limits or Limits(),
+        )  # fmt: skip
+
+
+TEN = [
+    Candidate(),
+    *(Candidate({"max_num_seqs": n}) for n in (80, 120, 140, 13, 160)),
+    *(Candidate({"max_num_seqs": 160, "max_num_batched_tokens": n}) for n in (1024, 4096, 8192)),
+    Candidate({"max_num_seqs": 150}),
+]
+
+
+if __name__ == "__main__":
+    kill_at = int(sys.argv[2]) if len(sys.argv) > 2 else None
+    with session(Path(sys.argv[1]), Listed(TEN), TunedEngine(kill_at=kill_at)) as begun:
+        found = begun.run()
+        print(found.winner.words, found.clear, found.rounds)
