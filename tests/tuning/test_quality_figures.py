@@ -8,7 +8,9 @@ import pytest
 from ridgeline.domain.readings import GreedyAnswer, Likelihoods, QualityPrompt, Reading
 from ridgeline.tuning.quality_figures import (
     TIE_NATS,
+    Figure,
     compare,
+    decode_kl,
     greedy_agreement,
     kl_bound,
     parting,
@@ -121,6 +123,25 @@ def test_answers_part_where_the_first_token_differs() -> None:
     assert (found.same, found.near_ties, found.parted) == (1, 1, 1)
     assert found.agreement.value == pytest.approx(2 / 3)
     assert 0.1 < TIE_NATS < 2.9
+
+
+def test_decode_is_compared_up_to_where_the_answers_part() -> None:
+    tops = (
+        {1: math.log(0.5), 2: math.log(0.3)},
+        {3: math.log(0.6), 4: math.log(0.2)},
+        {5: -0.1, 6: -3},
+    )
+    ours = GreedyAnswer((1, 3, 5), "", tops)
+    changed = ({1: math.log(0.4), 2: math.log(0.4)}, *tops[1:])
+    first = 0.5 * math.log(0.5 / 0.4) + 0.3 * math.log(0.3 / 0.4)
+    whole = decode_kl([(ours, GreedyAnswer((1, 3, 5), "", changed))])
+    parted = decode_kl([(ours, GreedyAnswer((1, 4, 9), "", changed))])
+    assert whole is not None
+    assert parted is not None
+    assert whole.value == pytest.approx(first / 3)
+    assert parted.value == pytest.approx(first / 2), "the third place has other tokens before it"
+    assert decode_kl([(ours, ours)]) == Figure(0.0)
+    assert decode_kl([(GreedyAnswer((1,), ""), ours)]) is None
 
 
 def test_wilson_as_tabulated() -> None:

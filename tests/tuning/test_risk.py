@@ -17,7 +17,12 @@ from ridgeline.tuning.risk import Risk, risk_of
         ({"attention_backend": "FLASHINFER"}, Risk.NEUTRAL),
         ({"max_cudagraph_capture_size": 1024}, Risk.NEUTRAL),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, Risk.NEUTRAL),
+        (
+            {"speculative_config": {"method": "eagle3", "rejection_sample_method": "block"}},
+            Risk.NEUTRAL,
+        ),
         ({"quantization": "fp8"}, Risk.NUMERICS),
+        ({"quantization": "modelopt"}, Risk.NUMERICS),
         ({"kv_cache_dtype": "fp8"}, Risk.NUMERICS),
         ({"kv_cache_dtype": "int8_per_token_head"}, Risk.NUMERICS),
         ({"kv_cache_dtype": "fp8_e5m2"}, Risk.LOSSY),
@@ -57,6 +62,7 @@ def test_a_kv_type_is_judged_against_the_models_own() -> None:
     "config",
     [
         {"method": "ngram", "typical_acceptance_threshold": 0.1},
+        {"method": "ngram", "rejection_sample_method": "synthetic"},
         {"method": "a-new-one"},
         {"model": "draft"},
         "ngram",

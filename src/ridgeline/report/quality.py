@@ -69,6 +69,7 @@ _ROWS: tuple[tuple[str, Callable[[Comparison], str]], ...] = (
     ("agreement", lambda c: figure(c.agreement)),
     ("top-1", lambda c: figure(c.top1)),
     ("KL, nats a token", lambda c: figure(c.kl)),
+    ("KL in decode", lambda c: "" if c.decode_kl is None else figure(c.decode_kl)),
     ("KL of the worst prompt", lambda c: f"{c.kl_worst_prompt:.4f}"),
     ("greedy answers", _greedy),
 )

@@ -318,6 +318,8 @@ def _decide(
     remarks = []
     if acted is False:
         remarks.append(f"{what} changes no number: it is exact, or it did nothing")
+    elif figures.candidate.prompts_identical:
+        remarks.append(f"{what} shows in decode only: the greedy answers alone judge it")
     if acted is None:
         remarks.append(f"{what} cannot be told from the reference asked twice")
     limit = next(c.limit for c in criteria)

@@ -60,7 +60,8 @@ class Comparison:
     same, where a token that the reference held as likely as its own within TIE_NATS agrees too.
     kl: mean KL divergence (reference || candidate) per token in nats, over the listed tokens and
     one lumped remainder: a lower bound of that over the vocabulary. reference_hits: share of places
-    whose token is the reference's likeliest one.
+    whose token is the reference's likeliest one. decode_kl: the same KL at the places of the greedy
+    answers up to where they part; an engine may read its KV cache in decode only.
     """
 
     prompts: int
@@ -74,17 +75,23 @@ class Comparison:
     kl_worst_prompt: float
     reference_hits: float
     greedy: Greedy | None = None
+    decode_kl: Figure | None = None
+
+    @property
+    def prompts_identical(self) -> bool:
+        """Every probability of the prompts is the same number."""
+        return (
+            self.kl.value == 0.0
+            and self.top1.value == 1.0
+            and self.nll_candidate == self.nll_reference
+        )
 
     @property
     def identical(self) -> bool:
         """Every probability and every answer is the same number."""
         same_answers = self.greedy is None or self.greedy.same == self.greedy.prompts
-        return (
-            self.kl.value == 0.0
-            and self.top1.value == 1.0
-            and self.nll_candidate == self.nll_reference
-            and same_answers
-        )
+        same_decode = self.decode_kl is None or self.decode_kl.value == 0.0
+        return self.prompts_identical and same_answers and same_decode
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with perplexities."""
@@ -135,6 +142,7 @@ def compare(
         kl_worst_prompt=float(np.max(sums.kl / n)),
         reference_hits=float(sums.hits.sum()) / total,
         greedy=greedy_agreement(answers) if answers else None,
+        decode_kl=decode_kl(answers),
     )
 
 
@@ -234,6 +242,30 @@ def greedy_agreement(pairs: Sequence[tuple[GreedyAnswer, GreedyAnswer]]) -> Gree
         near += gap is not None and gap <= TIE_NATS
     agreed, n = same + near, len(pairs)
     return Greedy(n, same, near, wilson(agreed, n))
+
+
+def decode_kl(pairs: Sequence[tuple[GreedyAnswer, GreedyAnswer]]) -> Figure | None:
+    """Mean `kl_bound` over the places of answers that have the same tokens before them, by prompt;
+    None where no alternatives are told.
+    """
+    sums, places = [], []
+    for reference, candidate in pairs:
+        both = zip(reference.ids, candidate.ids, strict=False)
+        same = next((i for i, (a, b) in enumerate(both) if a != b), len(reference.ids) - 1) + 1
+        n = min(same, len(reference.top), len(candidate.top))
+        k = min((len(top) for top in (*reference.top[:n], *candidate.top[:n])), default=0)
+        if n and k:
+            sums.append(float(kl_bound(_places(reference, n, k), _places(candidate, n, k)).sum()))
+            places.append(float(n))
+    return ratio(np.array(sums), np.array(places)) if places else None
+
+
+def _places(answer: GreedyAnswer, n: int, k: int) -> Likelihoods:
+    """The first n places of an answer, as those of a prompt."""
+    ranked = [sorted(top.items(), key=lambda e: -e[1])[:k] for top in answer.top[:n]]
+    logprobs = np.array([[logprob for _, logprob in place] for place in ranked])
+    ids = np.array([[token for token, _ in place] for place in ranked])
+    return Likelihoods(answer.ids[:n], logprobs[:, 0], ids, logprobs)
 
 
 def parting(reference: GreedyAnswer, candidate: GreedyAnswer) -> float | None:

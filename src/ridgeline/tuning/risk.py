@@ -79,12 +79,12 @@ _KV = {
 }  # fmt: skip
 _EIGHT_BITS = {
     "fp8", "fp8_per_channel", "fp8_per_tensor", "fp8_per_block", "ptpc_fp8", "fbgemm_fp8",
-    "experts_int8", "int8_per_channel_weight_only",
+    "modelopt", "modelopt_mxfp8", "experts_int8", "int8_per_channel_weight_only",
 }  # fmt: skip
 # Methods that draw from the target model's own distribution, so that only rounding differs.
 _SPECULATION = {
     "ngram", "ngram_gpu", "suffix", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator",
-    "draft_model",
+    "draft_model", "dflash", "dspark",
 }  # fmt: skip
 
 
@@ -115,14 +115,13 @@ def _speculation(value: Any, _: str) -> tuple[Risk, str]:
         return Risk.NEUTRAL, "no speculation"
     config = value if isinstance(value, Mapping) else {}
     method = config.get("method")
-    strange = [
-        k for k in config
-        if "acceptance" in k or "threshold" in k or k in ("rejection_sample_method",)
-    ]  # fmt: skip
+    loose = [k for k in config if any(w in k for w in ("acceptance", "threshold", "synthetic"))]
+    if config.get("rejection_sample_method", "standard") not in ("standard", "block"):
+        loose.append("rejection_sample_method")
     if method not in _SPECULATION:
         return Risk.LOSSY, f"speculation by {method!r} is not known here"
-    if strange:
-        return Risk.LOSSY, f"speculation with {strange[0]} may accept what the model would not say"
+    if loose:
+        return Risk.LOSSY, f"speculation with {loose[0]} may accept what the model would not say"
     return Risk.NEUTRAL, "drafts are accepted only as the model would say them"
 
 

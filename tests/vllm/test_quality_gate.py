@@ -1,0 +1,209 @@
+"""The quality gate on real weights: what passes every check of speed and answers garbage."""
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_vllm import RealVllm
+from smollm2 import ASKING, PROMPTS, real_weights, script_says, served
+
+from ridgeline.cli.main import run as ridgeline
+from ridgeline.domain.readings import ServerReading
+from ridgeline.engines.logprobs import read_server
+from ridgeline.tuning.quality import Limits, QualityVerdict, change_of, judge_readings
+
+pytestmark = pytest.mark.vllm
+
+KNOBS: dict[str, Mapping[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "kv-int8": {"kv_cache_dtype": "int8_per_token_head"},
+    "kv-fp8": {"kv_cache_dtype": "fp8"},
+    "no-op": {"quantization": "int8_per_channel_weight_only"},
+    "w8a8": {"quantization": "compressed-tensors"},
+}
+TASK = "common_knowledge"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("quality")
+
+
+@pytest.fixture(scope="module")
+def pair(vllm_python: Path, folder: Path) -> Iterator[tuple[RealVllm, RealVllm]]:
+    """The reference and its weights rounded to 4 bits, side by side."""
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        starts = [
+            pool.submit(
+                stack.enter_context,
+                served(vllm_python, real_weights() / name, folder / f"{name}.log"),
+            )
+            for name in ("bf16", "int4")
+        ]
+        yield starts[0].result(), starts[1].result()
+
+
+@pytest.fixture(scope="module")
+def readings(
+    vllm_python: Path, folder: Path, pair: tuple[RealVllm, RealVllm]
+) -> dict[str, ServerReading]:
+    """What each server says of PROMPTS, two servers at a time."""
+
+    def read(name: str) -> ServerReading:
+        weights = real_weights() / ("w8a8" if name == "w8a8" else "bf16")
+        flags = [] if name == "w8a8" else [
+            f"--{k.replace('_', '-')}={v}" for k, v in KNOBS[name].items()
+        ]  # fmt: skip
+        with served(vllm_python, weights, folder / f"{name}.log", flags) as server:
+            return read_server(server.url, PROMPTS, ASKING)
+
+    reference, rounded = pair
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.map(lambda s: read_server(s.url, PROMPTS, ASKING), (reference, rounded))
+        found = dict(zip(("bf16", "int4"), first, strict=True))
+        found["again"] = read_server(reference.url, PROMPTS, ASKING)
+        return found | dict(zip(KNOBS, pool.map(read, KNOBS), strict=True))
+
+
+def judged(readings: dict[str, ServerReading], name: str, recovery: float = 0.99) -> QualityVerdict:
+    found = judge_readings(
+        readings["bf16"], readings[name], repeat=readings["again"],
+        floor=None if name == "float32" else readings["float32"],
+        change=change_of(KNOBS.get(name, {"quantization": "4 bits"})), limits=Limits(recovery),
+    )  # fmt: skip
+    assert found.candidate is not None
+    print(f"\n{name} at {recovery}: {found.sentence()}\n  {found.candidate}\n  long {found.long}")
+    return found
+
+
+def test_the_reference_repeats_itself(readings: dict[str, ServerReading]) -> None:
+    found = judge_readings(readings["bf16"], readings["again"])
+    assert found.candidate is not None
+    assert found.candidate.identical
+    assert 1.0 < found.candidate.nll_reference < 3.5, "real weights predict language"
+    assert found.candidate.reference_hits > 0.4
+
+
+def test_other_exact_numerics_pass(readings: dict[str, ServerReading]) -> None:
+    found = judged(readings, "float32")
+    assert found.outcome == "pass", found.reasons
+    assert found.candidate is not None
+    assert 0 < found.candidate.kl.value < 0.003
+    assert 0.95 < found.candidate.top1.value < 1.0, "bf16 itself turns some places"
+
+
+def test_a_kv_type_that_answers_garbage_at_full_speed_is_refused(
+    readings: dict[str, ServerReading],
+) -> None:
+    """C-DI-09: accepted by the engine, no error in its log, and every answer is nonsense."""
+    found = judged(readings, "kv-int8", 0.5)
+    assert found.outcome == "fail"
+    assert found.candidate is not None
+    assert found.candidate.recovery.value < 0.01
+    assert found.candidate.top1.value < 0.1
+    assert found.candidate.kl.value > 2.0
+    assert found.long is not None
+    assert found.long.recovery.value < 0.01
+    assert "kv_cache_dtype" in json.dumps(found.to_json()["evidence"])
+
+
+def test_weights_rounded_to_four_bits_are_refused(readings: dict[str, ServerReading]) -> None:
+    found = judged(readings, "int4")
+    assert found.outcome == "fail"
+    assert found.candidate is not None
+    high = found.candidate.recovery.high
+    assert high is not None
+    assert 0.6 < found.candidate.recovery.value < high < 0.95
+
+
+@pytest.mark.parametrize("name", ["kv-fp8", "w8a8"])
+def test_eight_bits_are_judged_by_the_users_threshold(
+    readings: dict[str, ServerReading], name: str
+) -> None:
+    mild, strict = judged(readings, name, 0.90), judged(readings, name, 0.999)
+    assert (mild.outcome, strict.outcome) == ("pass", "fail"), (mild.reasons, strict.reasons)
+    assert mild.acted
+    assert mild.candidate is not None
+    assert mild.floor is not None
+    assert mild.candidate.kl.value > 3 * mild.floor.kl.value, "more than other rounding"
+
+
+def test_a_flag_that_does_nothing_is_named(readings: dict[str, ServerReading]) -> None:
+    found = judged(readings, "no-op")
+    assert found.outcome == "no-op"
+    assert "quantization=int8_per_channel_weight_only did nothing" in found.sentence()
+
+
+def test_the_command_refuses_and_asks_tasks(
+    pair: tuple[RealVllm, RealVllm], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the user's own prompts and lm-evaluation-harness on a small task of our own."""
+    reference, rounded = pair
+    own, out = folder / "own.txt", folder / "verdict.json"
+    own.write_text("".join(f"{p.text.splitlines()[0]}\n" for p in PROMPTS if not p.long))
+    code = ridgeline([
+        "quality", reference.url, rounded.url, "--prompts", str(own), "--longest", "256",
+        "--answer-tokens", "8", "--tasks", TASK, "--tasks-folder", str(task_folder(folder)),
+        "--tokenizer", str(real_weights() / "bf16"), "--json", str(out),
+        "--lm-eval", script_says("lm_eval_env.sh", "--where"),
+    ])  # fmt: skip
+    told = capfd.readouterr()
+    assert code == 1, told
+    body = json.loads(out.read_text())
+    assert body["outcome"] == "fail"
+    (task,) = body["tasks"]
+    print(task)
+    assert (task["task"], task["metric"], task["documents"]) == (TASK, "acc", len(QUESTIONS))
+    assert task["reference"] > 0.5, "it knows more than chance (0.25)"
+    assert 0 < task["recovery"]["value"] < 1.5
+    assert f"task {TASK}: acc" in told.err
+
+
+def task_folder(folder: Path) -> Path:
+    """A task file and its documents: common knowledge, four choices."""
+    place = folder / "tasks"
+    place.mkdir()
+    documents = place / "documents.jsonl"
+    documents.write_text("".join(
+        json.dumps({"text": text, "choices": [f" {c}" for c in choices], "answer": 0}) + "\n"
+        for text, *choices in QUESTIONS
+    ))  # fmt: skip
+    (place / "task.yaml").write_text(
+        f"task: {TASK}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n"
+        f"    test: {documents}\ntest_split: test\noutput_type: multiple_choice\n"
+        'doc_to_text: "{{text}}"\ndoc_to_target: answer\ndoc_to_choice: choices\n'
+        "metric_list:\n  - {metric: acc, aggregation: mean, higher_is_better: true}\n"
+    )
+    return place
+
+
+QUESTIONS = (
+    ("The capital of France is", "Paris", "Rome", "Cairo", "Tokyo"),
+    ("The capital of Japan is", "Tokyo", "Lima", "Oslo", "Paris"),
+    ("The capital of Germany is", "Berlin", "Madrid", "Lisbon", "Beijing"),
+    ("Water freezes at zero degrees", "Celsius", "bananas", "kilograms", "metres"),
+    ("The Earth moves around the", "Sun", "Moon", "table", "river"),
+    ("A week has seven", "days", "wheels", "months", "colours"),
+    ("Bees make", "honey", "steel", "paper", "glass"),
+    ("The opposite of hot is", "cold", "green", "fast", "round"),
+    ("The opposite of up is", "down", "blue", "seven", "loud"),
+    ("A spider has eight", "legs", "wings", "doors", "tails"),
+    ("Cows eat", "grass", "stones", "cars", "windows"),
+    ("At night the sky is", "dark", "salty", "wooden", "purple"),
+    ("The largest ocean is the", "Pacific", "Sahara", "Danube", "Alps"),
+    ("People read books in a", "library", "volcano", "bottle", "cloud"),
+    ("A doctor works in a", "hospital", "mine", "nest", "drawer"),
+    ("Two plus two is", "four", "nine", "eleven", "zero"),
+    ("In winter it often", "snows", "sings", "reads", "types"),
+    ("The heart pumps", "blood", "sand", "gold", "smoke"),
+    ("Fish live in", "water", "trees", "shoes", "lamps"),
+    ("The colour of grass is", "green", "purple", "silver", "pink"),
+    ("A carpenter works with", "wood", "clouds", "verbs", "soup"),
+    ("Romeo and", "Juliet", "Einstein", "Napoleon", "Oxygen"),
+    ("You cut paper with", "scissors", "spoons", "pillows", "soap"),
+    ("Plants need light and", "water", "shoes", "music", "money"),
+)
