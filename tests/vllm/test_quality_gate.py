@@ -169,7 +169,7 @@ def task_folder(folder: Path) -> Path:
     place.mkdir()
     documents = place / "documents.jsonl"
     documents.write_text("".join(
-        json.dumps({"text": text, "choices": [f" {c}" for c in choices], "answer": 0}) + "\n"
+        json.dumps({"text": text, "choices": choices, "answer": 0}) + "\n"
         for text, *choices in QUESTIONS
     ))  # fmt: skip
     (place / "task.yaml").write_text(
