@@ -36,6 +36,7 @@ def test_a_good_candidate_passes(
     assert body["repeat"]["kl"]["value"] == 0.0, "the reference was asked twice"
     assert body["evidence"]["candidate_kv_cache_dtype"] == "fp8"
     assert "reference again" in shown.out
+    assert "candidate: reading 28 prompts" in shown.err
     assert "quality: pass" in shown.err
 
 

@@ -51,6 +51,25 @@ def test_it_asks_no_more_at_once_than_it_may() -> None:
     assert how.most_at_once == 3
 
 
+def test_a_prompt_of_one_token_is_left_out_and_said() -> None:
+    prompts = (QualityPrompt("brace", "{"), *PROMPTS)
+    with logprob_server() as url:
+        found = read_server(url, prompts, QUICK)
+        with pytest.raises(EndpointError, match="no prompt has two tokens"):
+            read_server(url, prompts[:1], QUICK)
+    assert [r.prompt.name for r in found.readings] == ["one", "far"]
+    assert found.notes == ("left out, as they have a single token: brace",)
+
+
+def test_answers_are_asked_one_by_one() -> None:
+    """In a batch the numbers of a token depend on what else is in it."""
+    how = Behaviour(delay_s=0.02)
+    with logprob_server(how) as url:
+        read_server(url, PROMPTS, Asking(concurrency=2, longest=200, answer_tokens=2))
+    completions = [body for path, body in how.asked if path == "/v1/completions"]
+    assert ["prompt_logprobs" in body for body in completions] == [True, True, False, False]
+
+
 ERROR = json.dumps({"error": {"message": "prompt_logprobs is not supported"}}).encode()
 
 

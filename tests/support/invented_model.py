@@ -1,6 +1,7 @@
 """Readings of invented models: whole distributions over a small vocabulary, then cut to the top."""
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,18 +47,27 @@ def server(
     The texts are drawn from the unchanged model, so that it predicts them. The first `departs`
     answers part from the unchanged ones, at a token that the model held `gap` nats less likely.
     """
-    draw = np.random.default_rng(11)
     readings = []
-    for i in range(prompts + long):
-        is_long = i >= prompts
-        n = tokens * 6 if is_long else tokens
-        name = f"long-{i}" if is_long else f"short-{i}"
-        logits = draw.normal(0.0, 3.0, (n - 1, VOCABULARY))
-        chances = np.exp(log_softmax(logits))
-        ids = np.array([0] + [int(draw.choice(VOCABULARY, p=row)) for row in chances])
+    for i, (name, ids, logits) in enumerate(texts(prompts, long, tokens)):
         seen = likelihoods(ids, log_softmax(change(logits, name)))
-        token = 8 if i < departs else 7
-        answer = GreedyAnswer((5, 6, token), "", tuple({5: -0.1, 6: -0.2, 7: -0.3, 8: -0.3 - gap}
-                                                     for _ in range(3)))  # fmt: skip
-        readings.append(Reading(QualityPrompt(name, "text", long=is_long), seen, answer))
+        token, other = (8, 7) if i < departs else (7, 8)
+        top = {5: -0.1, 6: -0.2, token: -0.3, other: -0.3 - gap}
+        answer = GreedyAnswer((5, 6, token), "", (top,) * 3)
+        prompt = QualityPrompt(name, "text", long=name.startswith("long"))
+        readings.append(Reading(prompt, seen, answer))
     return ServerReading("http://127.0.0.1:1", "invented", tuple(readings), kv_cache_dtype="auto")
+
+
+@cache
+def texts(prompts: int, long: int, tokens: int) -> list[tuple[str, NDArray[np.int64], Logits]]:
+    """Names, tokens and logits; the long ones have six times as many tokens."""
+    draw = np.random.default_rng(11)
+    found = []
+    for i in range(prompts + long):
+        n = tokens if i < prompts else 6 * tokens
+        logits = draw.normal(0.0, 3.0, (n - 1, VOCABULARY))
+        up_to = np.exp(log_softmax(logits)).cumsum(axis=1)
+        drawn = (draw.random((n - 1, 1)) > up_to).sum(axis=1).clip(max=VOCABULARY - 1)
+        name = f"short-{i}" if i < prompts else f"long-{i}"
+        found.append((name, np.concatenate([[0], drawn]), logits))
+    return found

@@ -117,12 +117,27 @@ def test_answers_that_part_fail_whatever_the_likelihoods_say() -> None:
     candidate = server(noise(0.005), prompts=35, long=5, departs=18)
     found = judge_readings(reference, candidate, repeat=reference)
     assert found.outcome == "fail"
+    # three tokens an answer: 0.99 ** 3 = 0.9703
     assert found.candidate is not None
     assert found.candidate.greedy is not None
     assert (found.candidate.greedy.same, found.candidate.greedy.prompts) == (22, 40)
-    assert found.reasons == ("greedy agreement 0.5500 (0.3983 to 0.6929) is below 0.75",)
+    assert found.reasons == ("greedy agreement 0.5500 (0.3983 to 0.6929) is below 0.9703",)
     for name in ("candidate_version", "candidate_kv_cache_dtype", "model"):
         assert name in found.to_json()["evidence"]
+
+
+def test_the_limit_of_greedy_answers_follows_from_their_length() -> None:
+    reference, candidate = server(prompts=36), server(prompts=36, departs=2)
+    found = {
+        limit: judge_readings(reference, candidate, limits=Limits(*limit)).outcome
+        for limit in ((0.99, None), (0.9, None), (0.99, 0.85), (0.99, 0.999))
+    }
+    assert found == {
+        (0.99, None): "unknown",  # 38 of 40 cannot be told from 0.97
+        (0.9, None): "pass",
+        (0.99, 0.85): "pass",
+        (0.99, 0.999): "fail",
+    }
 
 
 def test_a_loss_on_long_contexts_alone_fails() -> None:

@@ -1,6 +1,7 @@
 """The figures of the quality gate, against whole distributions and values worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,11 +42,14 @@ def test_kl_of_lists_that_agree_is_that_of_the_tokens_and_one_remainder() -> Non
 def test_kl_of_lists_without_a_common_token_is_not_nothing() -> None:
     """Garbage lists other tokens than the reference, whose tokens are then unlikely there."""
     ours = listed([0, 1], [{1: 0.9, 2: 0.05}])
-    theirs = listed([0, 3], [{3: 0.6, 4: 0.1}])
-    # the reference's two tokens, 0.95, can have at most 0.2 there; or its rest, 0.05, has all of
-    # the candidate's 0.7 at the most
-    by_hand = 0.95 * math.log(0.95 / 0.2) + 0.05 * math.log(0.05 / 0.8)
+    theirs = replace(listed([0, 3], [{3: 0.6, 4: 0.1}]), ids=(0, 1), logprobs=np.log([0.001]))
+    # Of the token that stands there both tell it: 0.9 and 0.001. Token 2 has at most 0.1 there, and
+    # the other 0.05 has the 0.899 that are left.
+    by_hand = 0.9 * math.log(900) + 0.05 * math.log(0.05 / 0.1) + 0.05 * math.log(0.05 / 0.899)
     assert kl_bound(ours, theirs) == pytest.approx([by_hand], abs=1e-9)
+    # Without it: 0.95 has at most 0.2 there, and 0.05 has 0.8.
+    by_hand = 0.95 * math.log(0.95 / 0.2) + 0.05 * math.log(0.05 / 0.8)
+    assert kl_bound(ours, theirs, standing=False) == pytest.approx([by_hand], abs=1e-9)
 
 
 @pytest.mark.parametrize("size", [0.0, 0.01, 0.3, 1.0, 4.0])

@@ -18,7 +18,7 @@ from ridgeline.tuning.quality_prompts import bundled_prompts
 PROMPTS: tuple[QualityPrompt, ...] = tuple(
     p for i, p in enumerate(bundled_prompts()) if p.long or (i % 2 == 0 and i < 20)
 )
-ASKING = Asking(longest=512, answer_tokens=16, timeout_s=120.0)
+ASKING = Asking(longest=512, answer_tokens=12, timeout_s=120.0)
 FLAGS = ("--load-format=auto", "--kv-cache-memory-bytes=256M", "--max-model-len=1024")
 
 

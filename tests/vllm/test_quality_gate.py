@@ -105,7 +105,7 @@ def test_a_kv_type_that_answers_garbage_at_full_speed_is_refused(
     assert found.candidate is not None
     assert found.candidate.recovery.value < 0.01
     assert found.candidate.top1.value < 0.1
-    assert found.candidate.kl.value > 2.0
+    assert found.candidate.kl.value > 4.0
     assert found.long is not None
     assert found.long.recovery.value < 0.01
     assert "kv_cache_dtype" in json.dumps(found.to_json()["evidence"])
@@ -144,7 +144,7 @@ def test_the_command_refuses_and_asks_tasks(
     """With the user's own prompts and lm-evaluation-harness on a small task of our own."""
     reference, rounded = pair
     own, out = folder / "own.txt", folder / "verdict.json"
-    own.write_text("".join(f"{p.text.splitlines()[0]}\n" for p in PROMPTS if not p.long))
+    own.write_text("".join(f"{' '.join(p.text.split()[:60])}\n" for p in PROMPTS if not p.long))
     code = ridgeline([
         "quality", reference.url, rounded.url, "--prompts", str(own), "--longest", "256",
         "--answer-tokens", "8", "--tasks", TASK, "--tasks-folder", str(task_folder(folder)),

@@ -51,14 +51,15 @@ def quality(
         ),
     ] = 0.99,
     least_greedy: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="SHARE",
             min=0.0,
             max=1.0,
-            help="Least share of greedy answers that do not part at a clear preference.",
+            help="Least share of greedy answers that do not part at a clear preference; else the"
+            " threshold to the power of their tokens.",
         ),
-    ] = 0.75,
+    ] = None,
     floor: Annotated[
         str | None,
         typer.Option(
@@ -154,7 +155,7 @@ def quality(
     verdict = judge_quality(
         reference_url, candidate_url, prompts=own, change=change,
         limits=Limits(threshold, least_greedy), floor_endpoint_url=floor, asking=asking,
-        candidate_model=candidate_model, tasks=scored,
+        candidate_model=candidate_model, tasks=scored, tell=say,
     )  # fmt: skip
     write_json(json, verdict.to_json())
     table = quality_table(verdict)

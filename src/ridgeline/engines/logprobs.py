@@ -9,7 +9,7 @@ import http.client
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,8 @@ NEEDS = "the quality gate needs a vLLM server with prompt_logprobs"
 class Asking:
     """How servers are asked. top: alternatives listed at each place (vLLM's limit is 20 by
     default). longest: tokens of a long prompt, at most; short: of another one. answer_tokens: of a
-    greedy answer, 0 = none. timeout_s: for one request. model: its name, None = the first served.
+    greedy answer, 0 = none. concurrency: prompts read at once; answers are asked one by one.
+    timeout_s: for one request. model: its name, None = the first served.
     """
 
     top: int = 20
@@ -63,11 +64,18 @@ def read_server(
     with ThreadPoolExecutor(max_workers=max(1, asking.concurrency)) as pool:
         waiting = [pool.submit(server.read, prompt) for prompt in prompts]
         try:
-            readings = tuple(future.result() for future in waiting)
+            read = [future.result() for future in waiting]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return ServerReading(address.url, info.model, readings, info.version, dtype, blocks)
+    readings = [reading for reading in read if reading is not None]
+    if not readings:
+        raise EndpointError("no prompt has two tokens", where=address.url, fix="give longer ones")
+    short = [p.name for p, reading in zip(prompts, read, strict=True) if reading is None]
+    notes = (f"left out, as they have a single token: {', '.join(short)}",) if short else ()
+    # One after another: in a batch the numbers of a token depend on what else is in it.
+    answered = tuple(replace(r, answer=server.answer(r.likelihoods.ids)) for r in readings)
+    return ServerReading(address.url, info.model, answered, info.version, dtype, blocks, notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +86,11 @@ class _Server:
     max_model_len: int | None
     asking: Asking
 
-    def read(self, prompt: QualityPrompt) -> Reading:
-        """Likelihoods and greedy answer of one prompt."""
+    def read(self, prompt: QualityPrompt) -> Reading | None:
+        """Likelihoods of one prompt, None when a single token leaves nothing to compare."""
         ids = self._ids(prompt)
+        if len(ids) < 2:
+            return None
         body = {
             "prompt": ids, "max_tokens": 1, "temperature": 0.0,
             "prompt_logprobs": self.asking.top,
@@ -95,7 +105,7 @@ class _Server:
             raise EndpointError(
                 f"its prompt_logprobs cannot be read ({error})", where=self.address.url, fix=NEEDS
             ) from None
-        return Reading(prompt, likelihoods, self._answer(ids))
+        return Reading(prompt, likelihoods)
 
     def kv_cache(self) -> tuple[str | None, int | None]:
         """Type and blocks of the KV cache from vLLM's metrics, None where it does not tell."""
@@ -123,18 +133,19 @@ class _Server:
         most = self.asking.longest if prompt.long else self.asking.short
         if self.max_model_len is not None:
             most = min(most, self.max_model_len - max(1, self.asking.answer_tokens))
-        if min(len(tokens), most) < 2:
+        if most < 2:
             raise EndpointError(
-                f"the prompt {prompt.name!r} has fewer than 2 tokens here", where=self.address.url,
-                fix="give longer prompts, or a larger max_model_len",
+                f"max_model_len {self.max_model_len} has no room for a prompt and its answer",
+                where=self.address.url, fix="serve with a larger one",
             )  # fmt: skip
         return tokens[:most]
 
-    def _answer(self, ids: list[int]) -> GreedyAnswer | None:
+    def answer(self, ids: Sequence[int]) -> GreedyAnswer | None:
+        """How the server goes on after a prompt; None when no tokens are to be asked for."""
         if not self.asking.answer_tokens:
             return None
         choice = self._completion({
-            "prompt": ids, "max_tokens": self.asking.answer_tokens, "temperature": 0.0,
+            "prompt": list(ids), "max_tokens": self.asking.answer_tokens, "temperature": 0.0,
             "logprobs": self.asking.top, "return_tokens_as_token_ids": True,
             "return_token_ids": True,
         })  # fmt: skip

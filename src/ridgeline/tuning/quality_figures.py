@@ -14,7 +14,7 @@ import numpy as np
 
 from ridgeline.domain.intervals import student_t
 from ridgeline.domain.readings import GreedyAnswer, Likelihoods, Reading
-from ridgeline.domain.records import Floats
+from ridgeline.domain.records import Floats, Ints
 
 # Logits of bfloat16 between 16 and 32 are 0.125 apart (8 bits of significand); two such steps are
 # rounding, and nothing that a model meant.
@@ -37,13 +37,15 @@ class Figure:
 class Greedy:
     """Answers of always the likeliest token. near_ties: answers that part at a token which the
     reference held as likely as its own within TIE_NATS; they count as agreed in `agreement`.
-    agreement: share of prompts with its Wilson interval.
+    agreement: share of prompts with its Wilson interval. length: of the reference's answers, tokens
+    in the mean.
     """
 
     prompts: int
     same: int
     near_ties: int
     agreement: Figure
+    length: float
 
     @property
     def parted(self) -> int:
@@ -191,15 +193,22 @@ def preference(reference: Likelihoods, candidate: Likelihoods) -> Floats:
     return gap
 
 
-def kl_bound(reference: Likelihoods, candidate: Likelihoods) -> Floats:
+def kl_bound(reference: Likelihoods, candidate: Likelihoods, *, standing: bool = True) -> Floats:
     """A lower bound of KL(reference || candidate) at each place, in nats, never negative.
 
-    Lumping tokens together can only lower KL. Tokens that both list stay single. Those that one
+    Lumping tokens together can only lower KL. Tokens of which both tell the probability stay
+    single: those that both list and, with `standing`, the one that stands there. Those that one
     side alone lists have one known mass; the other side's is at most its least listed probability
     each, and what makes KL least is taken. Two such lumpings are bounds, and the larger counts.
     """
     p, q = np.exp(reference.top_logprobs), np.exp(candidate.top_logprobs)
-    match = reference.top_ids[:, :, None] == candidate.top_ids[:, None, :]
+    p_least, q_least = p[:, -1], q[:, -1]
+    p_ids, q_ids = reference.top_ids, candidate.top_ids
+    if standing:
+        token = np.array(reference.ids[-len(p) :])[:, None]
+        p, p_ids = _with(p, p_ids, np.exp(reference.logprobs), token, missing=-1)
+        q, q_ids = _with(q, q_ids, np.exp(candidate.logprobs), token, missing=-2)
+    match = p_ids[:, :, None] == q_ids[:, None, :]
     in_both, q_there = match.any(axis=2), (match * q[:, None, :]).sum(axis=2)
     both = np.where(in_both, _terms(p, q_there), 0.0).sum(axis=1)
     p_left = _left(np.where(in_both, p, 0.0).sum(axis=1))
@@ -208,16 +217,25 @@ def kl_bound(reference: Likelihoods, candidate: Likelihoods) -> Floats:
     q_only = np.where(match.any(axis=1), 0.0, q)
     # the reference's own tokens as one lump: the candidate's mass of it is free up to a limit
     a = p_only.sum(axis=1)
-    most = np.minimum((p_only > 0).sum(axis=1) * q[:, -1], _left(q.sum(axis=1)))
+    most = np.minimum((p_only > 0).sum(axis=1) * q_least, _left(q.sum(axis=1)))
     x = np.minimum(q_left * a / p_left, most)
     first = both + _terms(a, x) + _terms(np.maximum(p_left - a, 0.0), q_left - x)
     # and the other way round
     b = q_only.sum(axis=1)
-    most = np.minimum((q_only > 0).sum(axis=1) * p[:, -1], _left(p.sum(axis=1)))
+    most = np.minimum((q_only > 0).sum(axis=1) * p_least, _left(p.sum(axis=1)))
     y = np.minimum(p_left * b / q_left, most)
     second = both + _terms(y, b) + _terms(np.maximum(p_left - y, 0.0), q_left - b)
     bound: Floats = np.maximum(np.maximum(first, second), 0.0)
     return bound
+
+
+def _with(p: Floats, ids: Ints, own: Floats, token: Ints, *, missing: int) -> tuple[Floats, Ints]:
+    """A list with one more column for the token that stands there, where it is not listed."""
+    listed = (ids == token).any(axis=1, keepdims=True)
+    return (
+        np.hstack([p, np.where(listed, 0.0, own[:, None])]),
+        np.hstack([ids, np.where(listed, missing, token)]),
+    )
 
 
 def _left(listed: Floats) -> Floats:
@@ -241,7 +259,8 @@ def greedy_agreement(pairs: Sequence[tuple[GreedyAnswer, GreedyAnswer]]) -> Gree
         same += gap is None
         near += gap is not None and gap <= TIE_NATS
     agreed, n = same + near, len(pairs)
-    return Greedy(n, same, near, wilson(agreed, n))
+    length = sum(len(reference.ids) for reference, _ in pairs) / n
+    return Greedy(n, same, near, wilson(agreed, n), length)
 
 
 def decode_kl(pairs: Sequence[tuple[GreedyAnswer, GreedyAnswer]]) -> Figure | None:
@@ -255,9 +274,14 @@ def decode_kl(pairs: Sequence[tuple[GreedyAnswer, GreedyAnswer]]) -> Figure | No
         n = min(same, len(reference.top), len(candidate.top))
         k = min((len(top) for top in (*reference.top[:n], *candidate.top[:n])), default=0)
         if n and k:
-            sums.append(float(kl_bound(_places(reference, n, k), _places(candidate, n, k)).sum()))
+            sums.append(float(_decode_kl(reference, candidate, n, k).sum()))
             places.append(float(n))
     return ratio(np.array(sums), np.array(places)) if places else None
+
+
+def _decode_kl(reference: GreedyAnswer, candidate: GreedyAnswer, n: int, k: int) -> Floats:
+    """`kl_bound` at the first n places, of the k likeliest tokens."""
+    return kl_bound(_places(reference, n, k), _places(candidate, n, k), standing=False)
 
 
 def _places(answer: GreedyAnswer, n: int, k: int) -> Likelihoods:
@@ -288,6 +312,8 @@ def wilson(hits: int, n: int) -> Figure:
     """A share with Wilson's interval (1927, Journal of the American Statistical Association 22)."""
     z = 1.959963984540054
     share = hits / n
+    if n == hits:
+        return Figure(1.0, n / (n + z * z), 1.0)
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return Figure(share, max(0.0, centre - half), min(1.0, centre + half))
