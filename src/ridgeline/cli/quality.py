@@ -147,7 +147,7 @@ def quality(
     scored: tuple[TaskComparison, ...] = ()
     if tasks:
         harness = _harness(lm_eval, tasks, tokenizer, tasks_folder, tasks_documents)
-        scored = run_tasks(harness, reference_url, candidate_url)
+        scored = run_tasks(harness, reference_url, candidate_url, (model, candidate_model))
     asking = Asking(
         top=top, longest=longest, answer_tokens=answer_tokens, concurrency=concurrency,
         timeout_s=timeout, model=model,

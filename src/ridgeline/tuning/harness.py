@@ -42,10 +42,19 @@ class Harness:
 
 
 def run_tasks(
-    harness: Harness, reference_url: str, candidate_url: str
+    harness: Harness,
+    reference_url: str,
+    candidate_url: str,
+    models: tuple[str | None, str | None] = (None, None),
 ) -> tuple[TaskComparison, ...]:
-    """Ask both endpoints the same documents. Raises RunFailed with the harness's own last words."""
-    ours, theirs = (_scores(harness, url) for url in (reference_url, candidate_url))
+    """Ask both endpoints the same documents. Raises RunFailed with the harness's own last words.
+
+    models: under which names they serve, None = the first one.
+    """
+    ours, theirs = (
+        _scores(harness, url, model)
+        for url, model in zip((reference_url, candidate_url), models, strict=True)
+    )
     found = []
     for (task, metric), scores in ours.items():
         try:
@@ -55,10 +64,10 @@ def run_tasks(
     return tuple(found)
 
 
-def _scores(harness: Harness, url: str) -> Scores:
+def _scores(harness: Harness, url: str, asked: str | None) -> Scores:
     key = api_key_from_environment()
     address = parse_address(url)
-    model = probe(address, None, key).model
+    model = probe(address, asked, key).model
     with tempfile.TemporaryDirectory(prefix="ridgeline-tasks-") as out:
         command = _command(harness, f"{address.url}/v1/completions", model, out)
         environment = {
