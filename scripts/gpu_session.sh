@@ -7,14 +7,16 @@
 #   gpu_session.sh install WHEELS STATE   on the host: an environment of its own in STATE/venv
 #   gpu_session.sh start STATE STUDY...   on the host: run study files one after another, in a
 #                                         session of their own, and return at once; a STUDY may carry
-#                                         options: "studies/h200-knobs.yaml --gpu-minutes 15"
+#                                         options: "studies/h200-knobs.yaml --gpu-minutes 15", and
+#                                         begin with a verb, study or tune:
+#                                         "tune studies/h200-tune-32.yaml --gpu-minutes 20"
 #   gpu_session.sh wait STATE SECONDS [PACK]
 #                                         on the host: follow them until all are done or the time is
 #                                         over, then pack what is there into the folder PACK
 #   gpu_session.sh stop STATE             end tidily: what was measured is kept
 #
 # Engines stay up between `start` and the end, whatever number of `wait` lies between. Results are in
-# runs/NAME of the repository (or RUNS/NAME); start again after a lost host (with runs/NAME brought back) and what
+# runs/NAME of the repository (or RUNS/NAME; of a tuning runs/NAME-tune); start again after a lost host (with runs/NAME brought back) and what
 # was measured is not measured again. `wait` packs results.tar.gz (trimmed, for the repository) and
 # raw.tar.gz.aa, .ab, ... (everything, in parts of 15 MB: cat them together to unpack).
 #
@@ -54,7 +56,13 @@ install() {
     "$2/ridgeline" --version
 }
 
-name_of() { sed -n 's/^name: *//p' "${1%% *}" | head -1; }
+verb_of() { case $1 in "tune "*) echo tune ;; *) echo study ;; esac; }
+words_of() { case $1 in "tune "* | "study "*) echo "${1#* }" ;; *) echo "$1" ;; esac; }
+file_of() { local words; words=$(words_of "$1"); echo "${words%% *}"; }
+name_of() {
+    local name; name=$(sed -n 's/^name: *//p' "$(file_of "$1")" | head -1)
+    if [ "$(verb_of "$1")" = tune ]; then echo "$name-tune"; else echo "$name"; fi
+}
 # A process that has ended may stay in the process table where nobody collects it (state Z).
 running() {
     [ -f "$1/pid" ] && [ ! -f "$1/finished" ] || return 1
@@ -66,7 +74,9 @@ start() {
     mkdir -p "$state"
     state=$(cd "$state" && pwd)
     running "$state" && fail "studies of $state are running already: 'wait' follows them"
-    for study in "$@"; do [ -f "$repo/${study%% *}" ] || [ -f "${study%% *}" ] || fail "no study file ${study%% *}"; done
+    for study in "$@"; do
+        [ -f "$repo/$(file_of "$study")" ] || [ -f "$(file_of "$study")" ] || fail "no study file $(file_of "$study")"
+    done
     rm -f "$state/finished" "$state/child" "$state/stopped"
     printf '%s\n' "$@" >"$state/studies"
     setsid "$repo/scripts/gpu_session.sh" _run "$state" "$@" </dev/null >>"$state/log" 2>&1 &
@@ -81,11 +91,11 @@ _run() {  # inside the session of its own
         [ ! -f "$state/stopped" ] || break
         code=0
         # word splitting is meant: a study may carry options
-        # shellcheck disable=SC2086
-        ${RIDGELINE:-$state/ridgeline} study $study --out "$runs/$(name_of "$study")" --quiet &
+        # shellcheck disable=SC2046,SC2086
+        ${RIDGELINE:-$state/ridgeline} $(verb_of "$study") $(words_of "$study") --out "$runs/$(name_of "$study")" --quiet &
         echo $! >"$state/child"
         wait $! || code=$?
-        echo "== ${study%% *}: exit code $code"
+        echo "== $(file_of "$study"): exit code $code"
     done
     rm -f "$state/stopped" "$state/child"
     touch "$state/finished"
@@ -106,7 +116,7 @@ pack() {
     kept=$(mktemp -d)
     while read -r study; do
         name=$(cd "$repo" && name_of "$study")
-        [ -f "$runs/$name/index.json" ] || continue
+        [ -f "$runs/$name/index.json" ] || [ -f "$runs/$name/tune.jsonl" ] || continue
         "$python" "$repo/scripts/trim_results.py" "$runs/$name" "$kept/$name"
         raw+=("$name")
     done <"$state/studies"

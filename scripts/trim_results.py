@@ -20,6 +20,8 @@ from pathlib import Path
 
 KEPT = ("run.json", "requests.parquet", "telemetry.parquet", "steps.parquet")
 CHUNKS = "chunks.parquet"
+TUNING = ("tune.jsonl", "tune.json", "winner.yaml", "serve.sh", "compose.yaml", "calibration.json")
+INSIDE = ("trials", "soak")  # studies of a tuning's own
 SECRET = re.compile(  # HF_TOKEN: value, "API_KEY": "value", --api-key value, "--api-key", "value"
     r"""\b([A-Z][A-Z0-9_]*_?(?:TOKEN|KEY|SECRET|PASSWORD))["']?\s*[:=]\s*(?!null\b|~|["']{2}|"\*|\$)["'\w]"""
     r"""|(--(?:api[-_]key|hf[-_]token))["']?(?:\s*,\s*|\s+|=)["']?(?![-*$"'\s\]])\S"""
@@ -28,12 +30,16 @@ SECRET = re.compile(  # HF_TOKEN: value, "API_KEY": "value", --api-key value, "-
 
 def trim(source: Path, target: Path) -> int:
     """Copy what is kept; returns the bytes copied."""
+    copied = sum(_copy(source / name, target / name) for name in TUNING)
+    copied += sum(trim(source / n, target / n) for n in INSIDE if (source / n).is_dir())
+    if not (source / "index.json").is_file():  # a tuning that has not come to its duel
+        return copied + _copy(source / "study.yaml", target / "study.yaml")
     index = json.loads((source / "index.json").read_text(encoding="utf-8"))
     target.mkdir(parents=True, exist_ok=True)
     if "command" in index:
         index["command"] = _without_folders(index["command"])
     (target / "index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
-    copied = (target / "index.json").stat().st_size
+    copied += (target / "index.json").stat().st_size
     copied += _copy(source / "study.yaml", target / "study.yaml")
     shown: set[str] = set()
     for run_id in index["order"]:
@@ -49,7 +55,8 @@ def trim(source: Path, target: Path) -> int:
 
 def secret_in(source: Path) -> str | None:
     """File and name of the first secret among what is kept as text, None when there is none."""
-    for file in (source / "study.yaml", source / "index.json", *sorted(source.rglob("run.json"))):
+    texts = [source / n for n in ("study.yaml", "index.json", *TUNING)]
+    for file in (*texts, *sorted(source.rglob("run.json"))):
         found = SECRET.search(file.read_text(encoding="utf-8")) if file.is_file() else None
         if found is not None:
             return f"{file}: {found[1] or found[2]}"
@@ -78,7 +85,7 @@ if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit("usage: trim_results.py DIR OUT")
     folder = Path(sys.argv[1])
-    if not (folder / "index.json").is_file():
+    if not any((folder / name).is_file() for name in ("index.json", "tune.jsonl")):
         sys.exit(f"trim_results.py: {folder} holds no study (no index.json)")
     if found := secret_in(folder):
         sys.exit(f"trim_results.py: {found} holds a secret; take its value out of the file first")

@@ -64,6 +64,24 @@ def test_studies_are_run_followed_packed_and_resumed_on_another_host(tmp_path: P
     assert len(load_results(elsewhere / "runs/small").experiments[1].valid) == 2
 
 
+def test_a_tuning_runs_beside_studies_and_is_packed_with_its_trials(tmp_path: Path) -> None:
+    study, state, pack = tmp_path / "s.yaml", tmp_path / "state", tmp_path / "pack"
+    tune = "tune: {only: true, space: {max_num_seqs: [16, 64]}}\n"
+    study.write_text(STUDY + "slo: {ttft_p95_ms: 2000}\n" + tune)
+    entries = (f"tune {study} --trials 2", f"study {study} --repeats 1")
+    session(tmp_path, "start", str(state), *entries)
+    told = session(tmp_path, "wait", str(state), "100", str(pack))
+    assert told.endswith("finished\n"), told
+    assert told.count("exit code 0") == 2, told
+    unpack(pack, tmp_path / "elsewhere")
+    kept = tmp_path / "elsewhere" / "small-tune"
+    assert (tmp_path / "elsewhere" / "small" / "index.json").is_file()
+    assert json.loads((kept / "tune.json").read_text())["study"] == "small"
+    assert {"tune.jsonl", "winner.yaml", "trials", "soak"} <= {p.name for p in kept.iterdir()}
+    assert list(kept.glob("trials/*/run.json"))
+    assert load_results(kept).experiments[0].name == "baseline"
+
+
 def test_stop_ends_the_study_and_the_studies_after_it(tmp_path: Path) -> None:
     """A stand-in for Ridgeline that ends tidily on SIGTERM, as the real one does."""
     ridgeline = tmp_path / "ridgeline"
