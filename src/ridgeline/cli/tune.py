@@ -95,7 +95,7 @@ def tune(
         show(tune_console(result), to_stderr=json == "-")
     say(f"results: {folder} (winner.yaml, serve.sh, compose.yaml; `ridgeline report {folder}"
         " --html FILE` for the page)")  # fmt: skip
-    return 0
+    return 0 if any(t.value is not None for t in result.trials) else NOT_COMPLETED
 
 
 def _limits(

@@ -8,8 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline.report import numbers
-from ridgeline.tuning.outcome import Bought, DuelResult, Line, Reach, Side, Soaked, TuneResult
+from ridgeline.tuning.objective import UNITS
+from ridgeline.tuning.outcome import Bought, Duelist, Line, Reach, Side, Soaked, TuneResult
 
+PER_USD = UNITS["cost"]
+SHORT = 90  # characters of a reason on the terminal
 STATES = {
     "feasible": "✓ meets the targets", "unsure": "? may meet them", "infeasible": "✗ misses them",
     "void": "⊘ void", "crashed": "✗ crashed", "refused": "✗ not started",
@@ -26,7 +29,7 @@ def tune_console(result: TuneResult) -> RenderableType:
     parts: list[RenderableType] = [head, Padding(Text(result.verdict, style=tone), (1, 0))]
     parts += [Text(line) for line in (manager(result), nearest(result)) if line]
     if result.duel is not None:
-        parts.append(_table("The duel", DUEL_HEAD, duel_rows(result.duel)))
+        parts.append(_table("The duel", duel_head(result), duel_rows(result)))
         parts.append(Text(f"{result.duel.rounds} rounds; ended: {result.duel.ended}", style="dim"))
     parts += [Text(soak_words(one)) for one in result.soak]
     if result.ablation:
@@ -34,7 +37,7 @@ def tune_console(result: TuneResult) -> RenderableType:
     parts += [Text(line) for line in envelope_lines(result)]
     parts += [Text(str(line)) for line in result.certificate.get("lines", ())]
     parts += [Text(f"quality: {line}") for line in result.quality]
-    parts.append(_table("The search", HISTORY_HEAD, history_rows(result)))
+    parts.append(_table("The search", history_head(result)[:5], _short_history(result)))
     parts.append(Text(f"the search ended: {result.ended}", style="dim"))
     parts += [Text(f"note: {note}", style="yellow") for note in result.notes]
     parts += [Text("serve it with:", style="dim"), Text(result.winner.command)]
@@ -70,21 +73,53 @@ def nearest(result: TuneResult) -> str | None:
     return f"No configuration meets the targets; nearest: {result.nearest_miss}."
 
 
-DUEL_HEAD = ("contender", "objective", "against the baseline", "targets", "pairs")
+def objective_head(result: TuneResult) -> str:
+    """What the objective's column shows: of cost the price that people know."""
+    return "$/Mtok" if result.unit == PER_USD else result.unit
 
 
-def duel_rows(duel: DuelResult) -> list[tuple[str, ...]]:
+def objective_words(
+    result: TuneResult, value: float | None, low: float | None = None, high: float | None = None
+) -> str:
+    """An objective with its interval; tokens per USD as USD per million tokens."""
+    if value is None:
+        return "–"
+    if result.unit == PER_USD:
+        ends = (1e6 / v if v else None for v in (value, high, low))
+        value, low, high = ends if value else (value, None, None)
+    assert value is not None
+    text = numbers.number(value)
+    if low is None or high is None:
+        return text
+    return f"{text} ({numbers.number(low)} to {numbers.number(high)})"
+
+
+def duel_head(result: TuneResult) -> tuple[str, ...]:
+    """Heads of `duel_rows`."""
+    return ("contender", objective_head(result), "against the baseline", "targets", "pairs")
+
+
+def duel_rows(result: TuneResult) -> list[tuple[str, ...]]:
     """One row a contender."""
+    assert result.duel is not None
     return [
         (
             one.words,
-            _value(one.value),
-            "–" if one.ratio is None else f"{_span(one.ratio, one.low, one.high)}, {one.verdict}",
+            objective_words(result, one.value),
+            "–" if one.ratio is None else f"{_against(result, one)}, {one.verdict}",
             _meets(one.meets),
             str(one.pairs) + (f"; not counted: {one.reason}" if one.reason else ""),
         )
-        for one in duel.duelists
+        for one in result.duel.duelists
     ]
+
+
+def _against(result: TuneResult, one: Duelist) -> str:
+    """The ratio to the baseline; of cost that of the price."""
+    ratio, low, high = one.ratio or 1.0, one.low, one.high
+    if result.unit == PER_USD:
+        ratio, low, high = 1 / ratio, 1 / high if high else None, 1 / low if low else None
+    return _span(ratio, low, high)
 
 
 def soak_words(one: Soaked) -> str:
@@ -133,18 +168,32 @@ def reach_words(one: Reach) -> str:
     return f"{one.what}: not {ends} (tried {whole}){to}"
 
 
-HISTORY_HEAD = ("#", "change", "objective", "state", "why", "GPU s")
+def history_head(result: TuneResult) -> tuple[str, ...]:
+    """Heads of `history_rows`."""
+    return ("#", "change", objective_head(result), "state", "GPU s", "why")
 
 
 def history_rows(result: TuneResult) -> list[tuple[str, ...]]:
     """One row a trial."""
     return [
         (
-            str(t.number), t.words, _interval(t), state_words(t), t.why,
+            str(t.number),
+            t.words,
+            objective_words(result, t.value, t.low, t.high),
+            state_words(t),
             numbers.number(t.gpu_s),
+            t.why,
         )
         for t in result.trials
-    ]  # fmt: skip
+    ]
+
+
+def _short_history(result: TuneResult) -> list[tuple[str, ...]]:
+    """For the terminal: what the page has at length is cut."""
+    return [
+        (*row[:3], row[3] if len(row[3]) <= SHORT else f"{row[3][:SHORT]}…", row[4])
+        for row in history_rows(result)
+    ]
 
 
 def state_words(line: Line) -> str:
@@ -171,25 +220,12 @@ def side_words(side: Side) -> str:
 def _figure(value: float | None) -> str:
     if value is None:
         return "not known"
-    return "∞" if math.isinf(value) else f"{value:.3g}"
-
-
-def _value(value: float | None) -> str:
-    return "–" if value is None else numbers.number(value)
-
-
-def _interval(line: Line) -> str:
-    if line.value is None:
-        return "–"
-    if line.low is None or line.high is None:
-        return numbers.number(line.value)
-    low, high = numbers.number(line.low), numbers.number(line.high)
-    return f"{numbers.number(line.value)} ({low} to {high})"
+    return "∞" if math.isinf(value) else numbers.number(value)
 
 
 def _span(ratio: float, low: float | None, high: float | None) -> str:
     def change(value: float) -> str:
-        return f"{100 * (value - 1):+.1f} %"
+        return f"{100 * (value - 1):+.1f} %".replace("-", "−")
 
     if low is None or high is None:
         return change(ratio)

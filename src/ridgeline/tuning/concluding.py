@@ -11,7 +11,7 @@ from ridgeline.tuning.budgeting import spent_s
 from ridgeline.tuning.dueling import Duel
 from ridgeline.tuning.journal import Told
 from ridgeline.tuning.measuring import TRIALS
-from ridgeline.tuning.objective import UNITS, judge, nearest_miss
+from ridgeline.tuning.objective import UNITS, Goal, judge, nearest_miss
 from ridgeline.tuning.outcome import Bought, Line, Reach, Side, TuneResult
 from ridgeline.tuning.session import Found, Session
 from ridgeline.tuning.setting import Setting
@@ -139,14 +139,20 @@ def sentence(setting: Setting, found: Found, winner: Side, baseline: Side) -> st
     assert found.duel is not None
     ratio = found.duel.ratio(found.winner, Candidate())
     if ratio is not None:
-        mean, low, high = (100 * math.expm1(math.log(r)) for r in ratio)
-        text += (
-            f"; {mean:+.0f} % {UNITS[setting.goal]} against the baseline (95 % interval"
-            f" {low:+.0f} to {high:+.0f} %, {found.rounds} rounds)"
-        )
+        text += f"; {change_words(ratio, setting.goal)}, {found.rounds} paired rounds"
     before = f"; before: {_figures(baseline)}" if baseline.measured else ""
     miss = ", which misses the targets" if baseline.meets is False else ""
     return f"{text}{before}{miss}." if found.clear else f"{text}{before}{miss}; {found.why}."
+
+
+def change_words(ratio: tuple[float, float, float], goal: Goal) -> str:
+    """A ratio of the objective with its interval, in words; of cost what a token costs."""
+    mean, low, high = (100 * (r - 1) for r in ratio)
+    of = UNITS[goal]
+    if goal == "cost":
+        mean, high, low = (100 * (1 / r - 1) for r in ratio)
+        of = "USD per output token"
+    return f"{mean:+.0f} % {of} against the baseline (95 % interval {low:+.0f} to {high:+.0f} %)"
 
 
 def _figures(side: Side) -> str:
@@ -157,7 +163,9 @@ def _figures(side: Side) -> str:
         parts.append(f"{side.output_tokens_per_s_per_gpu:,.0f} tokens/s per GPU")
     for name, value in (("TTFT", side.ttft_p95_ms), ("ITL", side.itl_p95_ms)):
         if value is not None and math.isfinite(value):
-            parts.append(f"p95 {name} {value:.3g} ms")
+            parts.append(
+                f"p95 {name} {value:,.3g} ms" if value < 1e3 else f"p95 {name} {value:,.0f} ms"
+            )
     return ", ".join(parts) or "no figures"
 
 

@@ -205,7 +205,11 @@ class Session:
         return found, dict(kept["estimates"])
 
     def _without_finalists(self, told: Told) -> str:
-        tried = [t for t in told.history.trials if t.candidate.change]
+        trials = told.history.trials
+        if trials and all(t.state in ("void", "crashed", "refused") for t in trials):
+            first = next(t for t in trials if t.reason)
+            return f"no trial has a figure that counts; the first is {first.state}: {first.reason}"
+        tried = [t for t in trials if t.candidate.change]
         if not tried:
             return "nothing but the baseline was measured"
         if any(t.state in ("feasible", "unsure") for t in tried):
