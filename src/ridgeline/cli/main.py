@@ -26,6 +26,7 @@ VERBS = {
     "quality": "ridgeline.cli.quality",
     "doctor": "ridgeline.cli.doctor",
     "report": "ridgeline.cli.report",
+    "export": "ridgeline.cli.export",
     "twin": "ridgeline.cli.twin",
     "calibrate": "ridgeline.cli.calibrate",
     "knobs": "ridgeline.cli.knobs",

@@ -1,0 +1,164 @@
+"""`ridgeline export`: a configuration as files for Compose, Kubernetes, SkyPilot or Modal."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ridgeline.cli.output import GATE_FAILED, say
+from ridgeline.domain.errors import BadInput, nearest
+
+if TYPE_CHECKING:
+    from ridgeline.engines.exporting.deployment import Deployment
+    from ridgeline.experiment.results import ExperimentResult
+    from ridgeline.workload.study import ExperimentSpec, Study
+
+TARGETS = ("compose", "kubernetes", "skypilot", "modal")
+LEAST_AT_ONCE = 64
+
+
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A study file, or a winner.yaml.")],
+    *,
+    to: Annotated[
+        list[str],
+        typer.Option("--to", metavar="TARGET", help=f"{', '.join(TARGETS)}; may be repeated."),
+    ],
+    experiment: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which experiment [the baseline].")
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Results of the study: how long starts took, and what was measured, go with it.",
+        ),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(metavar="IMAGE", help="The engine's image [vllm/vllm-openai of its version]."),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(metavar="SHA", help="The model's revision at its hub.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")] = Path("deploy"),
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="EXISTING",
+            help="Write nothing: say what is wrong with this file of the one target; exit 1 if so.",
+        ),
+    ] = None,
+) -> int:
+    """Write FILE's configuration down for the platforms that run it; nothing is started.
+
+    Servers listen on loopback or inside the cluster only, and want a key: files name it, no more.
+    """
+    from ridgeline.engines.exporting.rendering import FILES, render  # noqa: PLC0415
+    from ridgeline.store.files import make_folder, write_atomically  # noqa: PLC0415
+    from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
+
+    for target in to:
+        if target not in TARGETS:
+            raise BadInput(f"unknown target {target!r}{nearest(target, TARGETS)}", where="--to")
+    study = load_study(file)
+    spec = study.baseline if experiment is None else study.experiment(experiment)
+    found = None if runs is None else _measured(runs, spec)
+    wanted = _deployment(study, spec, found, image=image, revision=revision, where=str(file))
+    if check is not None:
+        return _check(check, to, wanted)
+    texts = {FILES[t][1]: render(wanted, t) for t in to}
+    make_folder(out)
+    for name, text in texts.items():
+        write_atomically(out / name, text.encode())
+        say(f"{out / name}: {wanted.gpus} GPUs, {wanted.replicas} servers of {wanted.image}")
+    if revision is None and wanted.folder is None:
+        say(f"note: the revision of {wanted.model} is not pinned; give --revision SHA")
+    return 0
+
+
+def _check(file: Path, to: list[str], wanted: "Deployment") -> int:
+    from ridgeline.engines.exporting.checks import check as checked  # noqa: PLC0415
+
+    if len(to) != 1:
+        raise BadInput("--check needs one target", where="--to")
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot be read: {error}", where=str(file)) from None
+    problems = checked(text, to[0], wanted)
+    for problem in problems:
+        say(f"{file}: {problem}")
+    if not problems:
+        say(f"{file}: nothing wrong was found")
+    return GATE_FAILED if problems else 0
+
+
+def _measured(folder: Path, spec: "ExperimentSpec") -> "ExperimentResult":
+    """The experiment's results: by its name, else the one with the same knobs."""
+    from ridgeline.experiment.results import load_results  # noqa: PLC0415
+
+    results = load_results(folder)
+    named = results.experiment(spec.name)
+    same = [e for e in results.experiments if e.configuration is not None
+            and e.configuration.knobs == spec.configuration.knobs]  # fmt: skip
+    for one in (*([named] if named in same else []), *same):
+        if one is not None:
+            return one
+    raise BadInput(
+        f"no experiment of {folder} has the knobs of {spec.name}", where="--runs",
+        fix="name the results of this study, or leave --runs out",
+    )  # fmt: skip
+
+
+def _deployment(
+    study: "Study",
+    spec: "ExperimentSpec",
+    found: "ExperimentResult | None",
+    *,
+    image: str | None,
+    revision: str | None,
+    where: str,
+) -> "Deployment":
+    from ridgeline.engines.exporting.deployment import ASSUMED, Start, deployment_of  # noqa: PLC0415
+    from ridgeline.experiment.engines import start_seconds  # noqa: PLC0415
+
+    configuration = spec.configuration
+    base, own = study.baseline.configuration.knobs.given(), configuration.knobs.given()
+    origins = {
+        n: f"{v}, by experiment {spec.name} (before: {base.get(n, 'the default')})"
+        for n, v in own.items()
+        if base.get(n) != v
+    }
+    notes = [f"{spec.name} of study {study.name} ({where}), written by ridgeline export"]
+    start = ASSUMED
+    if found is not None:
+        starts = [s for run in found.stored if (s := start_seconds(run)) is not None]
+        if starts:
+            start = Start(max(starts), f"the longest of {len(starts)} measured runs' engines")
+        notes.append(_figures(found))
+    users = spec.workload.arrivals.peak_users or 0
+    share = -(-users // (configuration.knobs.data_parallel_size or 1))
+    return deployment_of(
+        study.name if spec.name == study.baseline.name else f"{study.name}-{spec.name}",
+        configuration,
+        image=image, revision=revision, start=start,
+        at_once=max(LEAST_AT_ONCE, 2 * share), notes=notes, origins=origins,
+    )  # fmt: skip
+
+
+def _figures(found: "ExperimentResult") -> str:
+    """What was measured, in one line."""
+    summary = found.summary
+    if summary is None or found.void:
+        return f"not measured validly: {found.failure}"
+    rate, cost = summary.throughput.output_tokens_per_s, summary.cost.usd_per_million_output_tokens
+    parts = [
+        f"measured in {len(found.counted)} valid runs" if summary.source == "measured"
+        else "predicted by the digital twin, not measured",
+        f"{rate:.0f} output tokens/s" if rate else "",
+        f"p95 TTFT {1000 * summary.ttft_s.p95:.0f} ms" if summary.ttft_s.p95 else "",
+        f"p95 ITL {1000 * summary.itl_s.p95:.1f} ms" if summary.itl_s.p95 else "",
+        f"${cost:.3f} per million output tokens" if cost else "",
+    ]  # fmt: skip
+    return ", ".join(p for p in parts if p)

@@ -1,0 +1,1 @@
+"""A configuration as files for the platforms that run it; nothing here starts anything."""

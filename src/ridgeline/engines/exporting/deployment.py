@@ -1,0 +1,188 @@
+"""What is deployed, in the words of no platform: engine, replicas, GPUs, start-up, secrets.
+
+Ridgeline measures one server process for each data-parallel replica, pinned to its GPUs. What is
+exported is the same: so many servers, not one server with more processes.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ridgeline.domain.errors import BadInput
+from ridgeline.domain.knobs import Configuration, Launch, Router
+from ridgeline.domain.secrets import secret_name
+from ridgeline.engines.vllm_args import serve_arguments
+
+IMAGE = "vllm/vllm-openai"
+ROUTER_PACKAGE = "vllm-router==0.1.17"
+API_KEY = "VLLM_API_KEY"  # vLLM takes its key from there: it stands on no command line
+PORT = 8000
+ASSUMED_START_S = 300.0  # without a measured start: a download, a first compilation
+MARGIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How long a replica takes until it answers, in seconds, and where that is from."""
+
+    seconds: float
+    told: str
+
+    @property
+    def allowed_s(self) -> int:
+        """What a probe must allow: twice as long and a minute, for a slower disk or network."""
+        return round(2 * self.seconds + MARGIN_S)
+
+
+ASSUMED = Start(ASSUMED_START_S, "assumed: no run was given; --runs takes it from measured starts")
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One configuration, ready to be written down.
+
+    words: arguments of `vllm serve` after the model, without address and key. folder: the model is
+    a folder of this host and is mounted at that path. revision: of the model at its hub, None: not
+    pinned. environment: plain values; secrets: names of variables whose values the platform keeps.
+    notes: lines for the head of every file. origins: knob -> where its value is from.
+    """
+
+    name: str
+    image: str
+    model: str
+    words: tuple[str, ...]
+    replicas: int
+    gpus_per_replica: int
+    gpu: str | None
+    start: Start = ASSUMED
+    folder: str | None = None
+    revision: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = (API_KEY,)
+    router: Router | None = None
+    at_once: int = 256
+    notes: tuple[str, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.replicas * self.gpus_per_replica
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """`vllm serve` with everything but its address."""
+        pinned = () if self.revision is None else ("--revision", self.revision)
+        return ("vllm", "serve", self.model, *pinned, *self.words)
+
+    @property
+    def label(self) -> str:
+        """The name as platforms take it: lower case, digits and dashes, at most 50 characters."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:50].strip("-") or "vllm"
+
+
+def deployment_of(
+    name: str,
+    configuration: Configuration,
+    *,
+    image: str | None = None,
+    revision: str | None = None,
+    start: Start = ASSUMED,
+    at_once: int = 256,
+    notes: Sequence[str] = (),
+    origins: Mapping[str, str] | None = None,
+) -> Deployment:
+    """The deployment of a configuration; raises BadInput for what cannot be written down.
+
+    `at_once`: requests that a replica may be sent at the same time, for platforms that ask.
+    """
+    launch = configuration.launch or Launch()
+    if configuration.engine not in ("vllm", "twin"):
+        raise BadInput(
+            f"only vLLM's servers are exported, not {configuration.engine!r}", where="engine"
+        )
+    if launch.command is not None and launch.image is None:
+        raise BadInput(
+            "a command of your own is on no other machine", where="launch.command",
+            fix="leave it out, or name an image that has it (launch.image)",
+        )  # fmt: skip
+    knobs = configuration.knobs
+    per_replica = (knobs.tensor_parallel_size or 1) * (knobs.pipeline_parallel_size or 1)
+    folder = str(Path(configuration.model).resolve()) if _is_folder(configuration.model) else None
+    if folder is not None and revision is not None:
+        raise BadInput("a folder has no revision", where="--revision", fix="leave it out")
+    return Deployment(
+        name=name,
+        image=image or launch.image or _pinned(configuration.engine_version),
+        model=folder or configuration.model,
+        words=(*serve_arguments(replace(knobs, load_format=None)), *_served(launch.arguments)),
+        replicas=knobs.data_parallel_size or 1,
+        gpus_per_replica=per_replica,
+        gpu=configuration.gpu,
+        start=start,
+        folder=folder,
+        revision=revision,
+        environment={n: v for n, v in launch.environment.items() if v},
+        secrets=(API_KEY, *_secrets(launch)),
+        router=launch.router,
+        at_once=at_once,
+        notes=(*notes, *_differs(launch, knobs.load_format)),
+        origins=dict(origins or {}),
+    )
+
+
+def _served(arguments: Sequence[str]) -> list[str]:
+    """Arguments without the random weights that a measurement may do with."""
+    words = list(arguments)
+    while "--load-format" in words:
+        at = words.index("--load-format")
+        del words[at : at + 2]
+    return [w for w in words if not w.startswith("--load-format=")]
+
+
+def _differs(launch: Launch, load_format: str | None) -> list[str]:
+    """What of the measurement does not hold for what is deployed."""
+    found = []
+    if load_format == "dummy" or "dummy" in " ".join(launch.arguments):
+        found.append("measured with random weights (--load-format dummy), which are left out here")
+    if (launch.resident or 1) > 1:
+        found.append(
+            f"measured as one of {launch.resident} engines on a GPU: gpu_memory_utilization and"
+            " kv_cache_memory_bytes are its share, raise them for a GPU of its own"
+        )
+    return found
+
+
+def _secrets(launch: Launch) -> list[str]:
+    """Variables that the study takes from the environment: some are secrets, all are kept so."""
+    return [n for n, v in launch.environment.items() if v is None and n != API_KEY]
+
+
+def _is_folder(model: str) -> bool:
+    return Path(model).is_dir()
+
+
+def _pinned(version: str | None) -> str:
+    if version is None:
+        raise BadInput(
+            "no version of vLLM is known, so no image can be pinned",
+            where="engine_version",
+            fix=f"write it into the study file, or give --image {IMAGE}:vX.Y.Z",
+        )
+    return f"{IMAGE}:v{version.removeprefix('v')}"
+
+
+def is_pinned(image: str) -> bool:
+    """True for an image with a digest, or with a tag that does not move."""
+    name, _, digest = image.partition("@")
+    tag = name.rsplit("/", 1)[-1].partition(":")[2]
+    return bool(digest) or tag not in ("", "latest", "nightly")
+
+
+def in_clear(name: str, value: object) -> bool:
+    """True when a variable that is named like a secret has its value in the file.
+
+    A reference (`$NAME`, `${NAME}`) or nothing is no value.
+    """
+    return secret_name(name) and bool(value) and not str(value).startswith("$")
