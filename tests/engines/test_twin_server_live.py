@@ -166,6 +166,30 @@ def test_a_client_that_leaves_makes_room_for_the_next() -> None:
     assert 100 * MS < sent.tokens[1][0] < 130 * MS
 
 
+@pytest.mark.parametrize(("blocks", "preempted"), [(2000, False), (70, True)])
+def test_an_iteration_is_a_batch_of_outputs_and_has_whole_prompts(
+    blocks: int, preempted: bool
+) -> None:
+    """vLLM's front end counts what it is told: nothing of steps with unfinished prompts only, a
+    prompt with its first token and once, however often it is computed.
+    """
+    twin = small_twin(
+        max_num_batched_tokens=256, max_model_len=1024, num_gpu_blocks_override=blocks
+    )
+    pacer = TwinPacer(twin, origin_ns=0)
+    sent = Sent(pacer)
+    sent.add(0, 1, 900, 3)
+    sent.run_to(None)
+    state = pacer.state()[0].iteration_tokens
+    assert state is not None
+    assert (state.count, state.total) == (3, 900 + 3)  # of six steps
+    for key in range(1, 5):
+        sent.add(key, 10**9 + key, 240, 60)
+    sent.run_to(None)
+    assert (pacer.state()[0].preemptions != 0) == preempted
+    assert state.total == 900 + 3 + 4 * (240 + 60)
+
+
 def words(*parts: tuple[str, int]) -> list[str]:
     return [f"{name}{i}" for name, count in parts for i in range(count)]
 
@@ -231,9 +255,9 @@ def test_a_study_is_served_and_its_prefix_cache_hits_counted(tmp_path: Path) -> 
         assert server.metric("vllm:prompt_tokens_total") == 4 * 70
         assert server.metric("vllm:generation_tokens_total") == 3 * 5 + 12
         assert server.metric("vllm:cache_config_info", enable_prefix_caching="True") == 1
-        # Every step's tokens: prompts less what hit, and one decode for each token but the first.
+        # As vLLM counts: prompts less what hit, and every token.
         steps = server.metric("vllm:iteration_tokens_total_sum")
-        assert steps == 4 * 70 - 3 * 64 + 3 * 4 + 11
+        assert steps == 4 * 70 - 3 * 64 + 3 * 5 + 12
 
 
 def test_requests_queue_for_the_slots_of_the_study(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class Heard:
 
 def fleet(version="0.33", **given):
     model, card = shape("Qwen3-4B"), gpu("H100")
-    resolved = resolve(Knobs(max_model_len=4096, **given), card, model, version)
+    resolved = resolve(Knobs(**{"max_model_len": 4096, **given}), card, model, version)
     heard = Heard()
     return Fleet(build_twin(model, card, resolved), heard), heard
 
@@ -85,3 +85,27 @@ def test_chunks_leave_at_the_first_every_nth_and_the_last_token(interval, output
     assert (steps + 1).tolist() == tokens  # one request alone: step n gives token n + 1
     times = [f.replicas[0].delivered[s] for s in steps]
     assert (record.first_ns, record.last_ns) == (times[0], times[-1])
+
+
+@pytest.mark.parametrize(("interval", "blocks"), [(10, 2000), (3, 2000), (7, 40)])
+def test_what_the_api_server_writes_is_what_the_clients_get(interval, blocks):
+    """Every chunk of a record was paid for once, also of requests that were preempted (40 blocks).
+
+    A step with one token of ten due was charged a chunk where none was written.
+    """
+    f, _ = fleet(
+        stream_interval=interval,
+        num_gpu_blocks_override=blocks,
+        enable_prefix_caching=False,
+        max_model_len=256,
+    )
+    written = []
+    send = f.servers[0].send
+    f.servers[0].send = lambda now, outputs: (written.append(outputs.chunks), send(now, outputs))
+    requests = [request(n, 60 + 7 * n, 1 + 9 * n % 50) for n in range(20)]
+    offer(f, requests)
+    assert (f.replicas[0].scheduler.preemptions > 0) == (blocks == 40)
+    got = [request_record(r, f.replicas[0]).steps.count.sum() for r in requests]
+    assert sum(written) == sum(got)
+    # 0, N, 2N, ... and the last one of so many tokens
+    assert got == [len({*range(0, r.output, interval), r.output - 1}) for r in requests]

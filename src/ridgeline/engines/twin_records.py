@@ -10,6 +10,8 @@ from ridgeline.twin.offer import Item, Offer
 from ridgeline.twin.request import Request
 from ridgeline.twin.results import ClientLimits, Tally, request_record, stall, step_table
 
+LEFT = ("timeout_first", "timeout_gap", "timeout_total", "cancelled")  # by the client
+
 
 class HandIn:
     """Passes the records of a run to its sink and keeps none, however long the run is.
@@ -24,6 +26,7 @@ class HandIn:
         self._fleet, self._offer, self._sink = fleet, offer, sink
         self._limits = ClientLimits(
             first_ns=None if timeouts.first_s is None else round(timeouts.first_s * 1e9),
+            gap_ns=None if timeouts.gap_s is None else round(timeouts.gap_s * 1e9),
             total_ns=None if timeouts.total_s is None else round(timeouts.total_s * 1e9),
         )
         self._late = 0
@@ -78,6 +81,6 @@ class HandIn:
                 session=item.number if talk else None,
                 turn=planned.turn if talk else None,
             )
-        self._late += record.failure in ("timeout_first", "timeout_total", "cancelled")
+        self._late += record.failure in LEFT
         self.tally.add(request)
         self._sink.request(record)

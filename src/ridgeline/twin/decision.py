@@ -9,7 +9,8 @@ class Decision:
     `pairs` is the sum over chunks of tokens * (context before + tokens / 2); `context` the KV
     tokens that decodes read; `chunk_context` those that prompt chunks read from earlier ones.
     `drafts` are the guessed tokens that decodes verify beside their own one each.
-    `outputs` are the requests that get tokens (filled at the launch, for who processes them).
+    `outputs` are the requests that get tokens, `chunks` those of them whose tokens leave at once
+    (both filled at the launch, for who processes them).
     `firsts` end their prompt here, `finished` get their last token, `got_token` is filled only
     when the scheduler traces: (request, tokens of this step) of all, in list order.
     """
@@ -17,6 +18,7 @@ class Decision:
     __slots__ = (
         "admitted",
         "chunk_context",
+        "chunks",
         "context",
         "decodes",
         "drafts",
@@ -48,6 +50,7 @@ class Decision:
         self.admitted: list[Request] = []
         self.preempted: list[Request] = []
         self.outputs = 0
+        self.chunks = 0
         self.running = 0
         self.waiting = 0
         self.used_blocks = 0

@@ -91,7 +91,6 @@ class Fleet:
         self.now = 0
         self.unfinished = 0  # requests that the API servers have accepted and not answered
         self.shed = 0
-        self._interval = knobs.stream_interval
         self._listener = listener
         self._network_ns = int(twin.constants.network_ns)
         self._events: list[tuple[int, int, Callable[[int], None]]] = []
@@ -139,6 +138,7 @@ class Fleet:
         request.arrived_ns = now
         self.unfinished += 1
         server.prefill_tokens += request.prompt
+        request.at_valve = True
         replica.inbox.append(request)
         if replica.idle:
             replica.idle = False
@@ -159,10 +159,18 @@ class Fleet:
         self.at(request.last_ns, lambda _: self._listener.finished(request))
 
     def forget(self, request: Request) -> None:
-        """A client left before its first token: it no longer counts at the valves."""
+        """A client left, and the engine with it: the request no longer counts at the valves.
+
+        Its first token may be on its way all the same (the prompt was taken back after its end).
+        """
         self.unfinished -= 1
         self._router.ended(request.replica)
-        if request.first_ns is None:
+        self._pass_valve(request)
+
+    def _pass_valve(self, request: Request) -> None:
+        """The prompt no longer counts as one in prefill, if it did."""
+        if request.at_valve:
+            request.at_valve = False
             self._server_of(request.replica).prefill_tokens -= request.prompt
 
     def _turn_of(self, replica: Replica) -> Callable[[int], None]:
@@ -182,10 +190,7 @@ class Fleet:
 
     def _hand_over(self, replica: Replica, server: ApiServer, step: Decision, now: int) -> None:
         """Outputs of a step go to the API server."""
-        chunks = step.outputs
-        if self._interval > 1:  # every N-th token of an answer leaves, with those before it
-            chunks = len(step.firsts) + -(-step.decodes // self._interval)
-        server.send(now, Outputs(replica.number, step, chunks, step.outputs))
+        server.send(now, Outputs(replica.number, step, step.chunks, step.outputs))
 
     def _delivered(self, outputs: Outputs, at: int) -> None:
         """The client has a step's outputs at `at`; for ended requests that was all.
@@ -193,7 +198,7 @@ class Fleet:
         Steps of a replica with one time were merged: a request's tokens of them are one chunk.
         """
         number, step = outputs.replica, outputs.step
-        replica, server = self.replicas[number], self._server_of(number)
+        replica = self.replicas[number]
         delivered = replica.delivered
         if delivered and delivered[-1] > at:
             at = delivered[-1]
@@ -201,7 +206,7 @@ class Fleet:
         for request in step.firsts:
             if request.first_ns is None:
                 request.first_ns = at
-                server.prefill_tokens -= request.prompt
+                self._pass_valve(request)
         self._listener.delivered(replica, step, at)
         for request in step.finished:
             request.last_ns = at

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgeline.domain.records import Floats
+from ridgeline.twin.interval import StreamInterval
 from ridgeline.twin.request import Request
 from ridgeline.twin.scheduler import Decision, Scheduler
 from ridgeline.twin.steptime import StepCost
@@ -53,6 +54,8 @@ class Replica:
         self._depth = scheduler.knobs.async_depth
         self._gpu_free = 0
         self._busy = False
+        every = scheduler.knobs.stream_interval
+        self._interval = StreamInterval(every) if every > 1 else None
         c = cost.constants
         self._schedule_ns = int(c.schedule_ns)
         self._schedule_ns_each = int(c.schedule_ns_per_request)
@@ -118,6 +121,8 @@ class Replica:
         uniform = prefill == chunks if not drafts else not chunks
         mode, padded = cost.graph(sampled + prefill, uniform)
         decision.outputs = outputs = decodes + len(decision.firsts)
+        interval = self._interval
+        decision.chunks = outputs if interval is None else interval.chunks(decision)
         sampled = outputs + drafts
         # After an idle spell the GPU waited for work, not for the CPU: the step begins here.
         start = self._gpu_free if self._busy else now

@@ -17,6 +17,7 @@ class Request:
     __slots__ = (
         "admitted",
         "arrived_ns",
+        "at_valve",
         "base_computed",
         "base_produced",
         "base_step",
@@ -101,6 +102,7 @@ class Request:
         self.base_produced = 0
         self.finish_step = -1
         self.phase = 0
+        self.at_valve = False  # counts among the prompts whose first token has not come back
         self.place = 0  # in the running list: later ones stand behind
         self.preemptions = 0
         # KV blocks: leading blocks that others may find, and what of its own lies in the free list

@@ -72,21 +72,27 @@ def _parts(
 class ClientLimits:
     """What a client would not have waited for. Times in ns; None = it would.
 
-    `first_ns` is the longest wait for a first token, `total_ns` for the whole answer, `cancel_ns`
-    the time at which it gives up on everything that is still open. They are applied afterwards:
-    the engine has done the work, and the client did not go on to its next request early.
+    `first_ns` is the longest wait for a first token, `gap_ns` for the next one, `total_ns` for the
+    whole answer, `cancel_ns` the time at which it gives up on everything that is still open. They
+    are applied afterwards: the engine has done the work, and the client did not go on to its next
+    request early.
     """
 
     first_ns: int | None = None
+    gap_ns: int | None = None
     total_ns: int | None = None
     cancel_ns: int | None = None
 
-    def gives_up(self, sent_ns: int) -> tuple[int | None, str]:
-        """When the client leaves an answer that has begun (None: never), and the failure class."""
+    def gives_up(self, sent_ns: int, stands_ns: int | None = None) -> tuple[int | None, str]:
+        """When the client leaves an answer that has begun (None: never), and the failure class.
+
+        `stands_ns`: since when nothing came for longer than `gap_ns`.
+        """
         total = None if self.total_ns is None else sent_ns + self.total_ns
-        if total is not None and (self.cancel_ns is None or total <= self.cancel_ns):
-            return total, "timeout_total"
-        return self.cancel_ns, "cancelled"
+        gap = None if stands_ns is None or self.gap_ns is None else stands_ns + self.gap_ns
+        ends = ((total, "timeout_total"), (gap, "timeout_gap"), (self.cancel_ns, "cancelled"))
+        known = [(at, why) for at, why in ends if at is not None]
+        return min(known, key=lambda end: end[0], default=(None, "cancelled"))
 
 
 NO_LIMITS = ClientLimits()
@@ -110,8 +116,9 @@ def request_record(
     late = first is None or first - request.sent_ns > (limits.first_ns or 0)
     if limits.first_ns is not None and late:
         return _failed(request, "timeout_first", request.sent_ns + limits.first_ns)
-    left_ns, failure = limits.gives_up(request.sent_ns)
     interval = replica.scheduler.knobs.stream_interval
+    stands_ns = _stands_since(request, replica, limits.gap_ns, interval)
+    left_ns, failure = limits.gives_up(request.sent_ns, stands_ns)
     if last is None or (left_ns is not None and last > left_ns):
         return _left(request, replica, left_ns, failure, interval)
     return _record(
@@ -172,12 +179,7 @@ def _left(
 ) -> RequestRecord:
     """A client that gave up keeps the chunks that it had by then."""
     record = _failed(request, failure, left_ns)
-    request.close_run(replica.scheduler.step + 1)  # of one that was still at it
-    runs = request.step_runs(interval)
-    rows = [np.arange(f, f + n) for f, n in zip(runs.first, runs.count, strict=True)]
-    steps = np.concatenate([*rows, _NONE])
-    delivered = np.array(replica.delivered, dtype=np.int64)
-    times = np.unique(delivered[steps[steps < len(delivered)]])  # the last may still be on the way
+    times = _chunk_times(request, replica, interval)
     if left_ns is not None:
         times = times[times <= left_ns]
     if not len(times):
@@ -185,6 +187,33 @@ def _left(
     return replace(
         record, first_ns=int(times[0]), last_ns=int(times[-1]), http_status=200, chunk_ns=times
     )
+
+
+def _stands_since(
+    request: Request, replica: Replica, gap_ns: int | None, interval: int
+) -> int | None:
+    """The chunk after which none came for longer than the limit (of an open request also the last
+    one it had); None where there is none.
+    """
+    first, last = request.first_ns, request.last_ns
+    if gap_ns is None or first is None or (last is not None and last - first <= gap_ns):
+        return None  # nearly all: nothing to look for
+    times = _chunk_times(request, replica, interval)
+    long = np.flatnonzero(np.diff(times) > gap_ns)
+    if len(long):
+        return int(times[long[0]])
+    return int(times[-1]) if last is None and len(times) else None
+
+
+def _chunk_times(request: Request, replica: Replica, interval: int) -> NDArray[np.int64]:
+    """When the client had its chunks, as far as they were delivered."""
+    request.close_run(replica.scheduler.step + 1)  # of one that was still at it
+    runs = request.step_runs(interval)
+    rows = [np.arange(f, f + n) for f, n in zip(runs.first, runs.count, strict=True)]
+    steps = np.concatenate([*rows, _NONE])
+    delivered = np.array(replica.delivered, dtype=np.int64)
+    times: NDArray[np.int64] = np.unique(delivered[steps[steps < len(delivered)]])
+    return times  # the last may still be on the way
 
 
 class Tally:

@@ -123,7 +123,10 @@ class TwinPacer:
     def delivered(self, replica: Replica, decision: Decision, at_ns: int) -> None:
         """A step's chunks will reach their clients at `at_ns`."""
         assert decision.trace is not None
-        self._steps[replica.number].observe(decision.tokens)
+        if decision.outputs:  # the front end is not told of others
+            new = (r for r in decision.firsts if r.first_ns == at_ns)  # others were preempted
+            prompts = sum(r.prompt - r.cached for r in new)
+            self._steps[replica.number].observe(prompts + decision.outputs)
         ended = {request.number for request in decision.firsts}
         unfinished = {r.number for r, _, _ in decision.prefills} - ended
         numbers = [number for number in decision.trace if number not in unfinished]
