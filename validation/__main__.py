@@ -4,6 +4,7 @@
     python -m validation --silicon FILE --trace CSV   other rows of the same form
     python -m validation --fit                        fit the GPUs' constants again and store them
     python -m validation --host                       our own H200 hosts only
+    python -m validation --transfer                   a calibration carried over to other rows
     python -m validation --aiconfigurator             make its predictions anew (installs it once)
 
 The constants that ship were fitted on half of the cells (whole concurrency sweeps) of each group
@@ -27,6 +28,7 @@ from ridgeline.domain.hardware import gpu as find_gpu
 from ridgeline.twin.constants import FITTED, priors_for
 from validation import bands, beside, host, score, silicon, trace
 from validation.fit import fit_rows
+from validation.transfer import carried_over
 
 DATA = Path(__file__).parent / "data"
 CONSTANTS = Path(ridgeline.twin.__file__).parent / "data" / "efficiencies.json"
@@ -53,6 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fit", action="store_true", help="fit the GPUs' constants and store them")
     parser.add_argument("--gpu", metavar="NAME", help="with --fit: only this GPU's constants")
     parser.add_argument("--host", action="store_true", help="only our own H200 hosts")
+    parser.add_argument(
+        "--transfer",
+        action="store_true",
+        help="only: what a calibration is worth for another model or precision",
+    )
     parser.add_argument(
         "--aiconfigurator",
         action="store_true",
@@ -82,6 +89,9 @@ def _run(given: argparse.Namespace) -> int:
         if given.fit:
             assert rows_path is not None
             _fit(silicon.read_rows(rows_path), pool, say, given.gpu)
+            return 0
+        if given.transfer:
+            carried_over(silicon.read_rows(given.silicon or DATA / "vllm_dense.csv"), pool, say)
             return 0
         if given.aiconfigurator:
             beside.make(rows_path or DATA / "vllm_dense.csv")
@@ -215,6 +225,16 @@ def _trace(recorded: trace.Trace, say: Say) -> dict[str, Any]:
     return body
 
 
+def _informed(rows: list[silicon.Row], gpu: str) -> list[str]:
+    """The constants that rows of a GPU can tell: only Hopper's FP8 GEMMs have a step in the
+    number of rows, and only FP4 rows say what FP4 costs."""
+    dumb = {
+        "fp8_rows_share": find_gpu(gpu).compute_capability != "9.0",
+        "quantise_fp4_ns": all(row.precision != "fp4" for row in rows),
+    }
+    return [n for n in FITTED if not dumb.get(n)]
+
+
 def _fit(rows: list[silicon.Row], pool: ProcessPoolExecutor, say: Say, only: str | None) -> None:
     """Fit each GPU's constants (or only one's) on the fitting cells and store them."""
     cells = silicon.fitting_cells(rows)
@@ -225,9 +245,7 @@ def _fit(rows: list[silicon.Row], pool: ProcessPoolExecutor, say: Say, only: str
         part = [r for r in rows if r.cell in cells and silicon.gpu_of(r).name == name]
         if not part:
             continue
-        # Only Hopper's FP8 GEMMs have the step in the number of rows.
-        hopper = find_gpu(name).compute_capability == "9.0"
-        names = [n for n in FITTED if hopper or n != "fp8_rows_share"]
+        names = _informed(part, name)
         found = fit_rows(part, pool, names)
         gpus[name] = found.values
         say(f"{name}: {len(part)} rows")

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from ridgeline.domain.records import Floats
-from ridgeline.twin.calibration import Fitted, fit
+from ridgeline.twin.calibration import PULL, Fitted, fit
 from ridgeline.twin.constants import PRIORS, Constants
 from validation.silicon import Row, predict
 
@@ -17,17 +17,25 @@ EXPECTED = (0.15, 0.05)  # errors of TTFT and TPOT, as logarithms, that count as
 START = replace(PRIORS, fp8_rows_share=0.85)
 
 
-def fit_rows(rows: Sequence[Row], pool: Executor, names: Sequence[str]) -> Fitted:
+def fit_rows(
+    rows: Sequence[Row],
+    pool: Executor,
+    names: Sequence[str],
+    *,
+    start: Constants = START,
+    pull: float = PULL,
+) -> Fitted:
     """Fit `names` to the rows of one GPU; `pool` simulates them."""
 
     def residuals(constants: Constants) -> Floats:
-        ratios = list(pool.map(partial(_ratios, constants), rows, chunksize=4))
-        errors: Floats = np.log(np.array(ratios)) / EXPECTED
+        found = list(pool.map(partial(ratios, constants), rows, chunksize=4))
+        errors: Floats = np.log(np.array(found)) / EXPECTED
         return errors.ravel()
 
-    return fit(START, names, residuals)
+    return fit(start, names, residuals, pull=pull)
 
 
-def _ratios(constants: Constants, row: Row) -> tuple[float, float]:
+def ratios(constants: Constants, row: Row) -> tuple[float, float]:
+    """Predicted over measured: TTFT, TPOT."""
     found = predict(row, constants)
     return found.ttft_ms / row.ttft_ms, found.tpot_ms / row.tpot_ms

@@ -32,7 +32,7 @@ MODELS = {
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B",
     "meta-llama/Llama-3.1-70B-Instruct": "meta-llama/Llama-3.1-70B",
 }
-WEIGHTS = {"bf16": None, "fp8": "fp8", "fp4": "modelopt_fp4"}
+WEIGHTS = {"bf16": None, "fp8": "modelopt", "fp4": "modelopt_fp4"}
 SALT = "ridgeline-validation-1:"
 
 

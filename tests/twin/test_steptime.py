@@ -94,6 +94,29 @@ def test_tensor_parallel_is_faster_per_step_and_pays_for_it():
     assert gpu_ms(one, step) / 4 < gpu_ms(four, step) < gpu_ms(one, step)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "quantization", "moved"),
+    [
+        # Qwen3-4B, by hand. Residual stream 2560 (8 reads and writes); heads 32 x 128, keys and
+        # values 8 x 128 each; MLP 9728. bf16: 2 bytes. 2 * (20480 + 3*4096 + 4*1024 + 3*9728).
+        (1, None, 132_096),
+        (4, None, 40_960 + 91_136 // 4),
+        # Sixteen ranks of eight KV heads: each has one head of keys and of values whole.
+        (16, None, 40_960 + (24_576 + 58_368) // 16 + 8 * 128),
+        # FP8 adds 5 bytes (read twice in bf16, written once) of 2*2560 + 4096 + 9728 values.
+        (1, "fp8", 132_096 + 5 * 18_944),
+        # ... and 3 where the checkpoint has the scales, which then need not be looked for.
+        (1, "modelopt", 132_096 + 3 * 18_944),
+        (4, "fp8", 40_960 + 91_136 // 4 + 5 * (5_120 + 13_824 // 4)),
+    ],
+)
+def test_every_rank_has_the_whole_residual_stream(ranks, quantization, moved):
+    """While a GEMM is bound by its weights a row more costs what the kernels between them move."""
+    c = cost("H200", tensor_parallel_size=ranks, quantization=quantization)
+    a_row = (c.linear_ns(34)[0] - c.linear_ns(33)[0]) / 36
+    assert a_row == pytest.approx(moved / (0.80 * 4.8e12) * 1e9, rel=1e-6)
+
+
 def test_a_sliding_window_cuts_the_attention_part():
     config = {
         "model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32, "head_dim": 128,

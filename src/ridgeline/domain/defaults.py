@@ -19,6 +19,8 @@ GIB = 1 << 30
 
 # Accepted values and what they mean in bytes per element.
 WEIGHT_FORMATS = {"fp8": ("fp8", 1.0), "modelopt": ("fp8", 1.0), "modelopt_fp4": ("fp4", 0.5625)}
+# Formats whose checkpoints hold a scale for the activations of each GEMM.
+STATIC_SCALES = frozenset({"modelopt", "modelopt_fp4"})
 KV_TYPES = {
     "auto": 2.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0,
 }  # fmt: skip
@@ -55,8 +57,9 @@ class ResolvedKnobs:
 
     `capture_sizes` ascend and are empty without CUDA graphs; `full_graphs` and `piecewise_graphs`
     say which kinds were captured. `weights` is the precision of the linear layers ("bf16", "fp8",
-    "fp4") with its bytes per parameter (scales included). `async_depth` steps are in flight.
-    `max_num_queued_*` are None where the queue is unbounded.
+    "fp4") with its bytes per parameter (scales included). `static_scales`: activations are
+    quantised with scales of the checkpoint instead of their own. `async_depth` steps are in
+    flight. `max_num_queued_*` are None where the queue is unbounded.
     """
 
     version: str
@@ -93,6 +96,7 @@ class ResolvedKnobs:
     max_num_queued_tokens: int | None = None
     drafts: int = 0
     draft_method: str | None = None
+    static_scales: bool = False
 
     @property
     def lookahead(self) -> int:
@@ -115,7 +119,7 @@ def resolve(knobs: Knobs, gpu: Gpu, model: ModelShape, version: str = "0.21") ->
     tensor = _positive("tensor_parallel_size", knobs.tensor_parallel_size, 1)
     data = _positive("data_parallel_size", knobs.data_parallel_size, 1)
     _check_tensor_parallel(model, tensor)
-    weights, weight_bytes = _weights(knobs, gpu, model)
+    weights, weight_bytes, static = _weights(knobs, gpu, model)
     kv_type, kv_bytes = _kv_type(knobs, model, release)
     length = _model_length(knobs, model)
     chunked = _given(knobs.enable_chunked_prefill, True)
@@ -165,6 +169,7 @@ def resolve(knobs: Knobs, gpu: Gpu, model: ModelShape, version: str = "0.21") ->
         max_num_queued_tokens=_limit("max_num_queued_tokens", knobs.max_num_queued_tokens),
         drafts=drafts,
         draft_method=method,
+        static_scales=static,
     )
 
 
@@ -227,7 +232,7 @@ def _check_tensor_parallel(model: ModelShape, ranks: int) -> None:
         )
 
 
-def _weights(knobs: Knobs, gpu: Gpu, model: ModelShape) -> tuple[str, float]:
+def _weights(knobs: Knobs, gpu: Gpu, model: ModelShape) -> tuple[str, float, bool]:
     if knobs.dtype is not None and knobs.dtype not in DTYPES:
         raise BadInput(f"the twin models {', '.join(DTYPES)}, not {knobs.dtype!r}", where="dtype")
     method = knobs.quantization
@@ -240,7 +245,7 @@ def _weights(knobs: Knobs, gpu: Gpu, model: ModelShape) -> tuple[str, float]:
             )
         method = model.weight_format
     if method is None:
-        return "bf16", 2.0
+        return "bf16", 2.0, False
     if method not in WEIGHT_FORMATS:
         known = ", ".join(WEIGHT_FORMATS)
         raise BadInput(
@@ -252,7 +257,7 @@ def _weights(knobs: Knobs, gpu: Gpu, model: ModelShape) -> tuple[str, float]:
             f"{method} weights are not supported on {gpu.name}: it has no {name} tensor cores",
             where="quantization",
         )
-    return name, size
+    return name, size, method in STATIC_SCALES
 
 
 def _kv_type(knobs: Knobs, model: ModelShape, release: str) -> tuple[str, float]:

@@ -19,7 +19,7 @@ from typing import Any
 # What may be fitted per GPU. Never per model.
 FITTED = (
     "gemm_bandwidth_share", "gemm_flops_share", "fp8_rows_share", "decode_attention_share",
-    "small_kernels_ns_per_layer", "all_reduce_ns", "collective_launch_ns",
+    "small_kernels_ns_per_layer", "all_reduce_ns", "collective_launch_ns", "quantise_fp4_ns",
 )  # fmt: skip
 
 
@@ -37,9 +37,11 @@ class Constants:
     # rows: vLLM's CUTLASS kernels change their tile there (compute capability 9.0).
     fp8_rows: int = 16
     fp8_rows_share: float = 1.0
-    # Activations are quantised as they come: read once for their largest value, once to convert.
-    quantise_bytes: float = 4.0  # read per value
-    quantise_ns: float = 1_500.0  # guess: activations to fp8/fp4 before each quantised GEMM
+    # Activations are quantised as they come: read to convert, and where the checkpoint holds no
+    # scale for them read once more, for their largest value.
+    quantise_bytes: float = 2.0  # of a value, read once
+    quantise_ns: float = 1_500.0  # guess: activations to fp8 before each quantised GEMM
+    quantise_fp4_ns: float = 1_500.0  # guess: to fp4, with a scale for every 16 values
 
     # attention
     decode_attention_share: float = 0.56  # table, batch 64

@@ -70,10 +70,11 @@ class StepCost:
         pair_flops = roofline.attention_flops_per_pair(shape) / ranks
         self.prefill_ns_per_pair = pair_flops / (c.prefill_attention_share * self._peak_bf16) * NS
         self._activation_ns_per_row = (
-            _activation_bytes(shape) / ranks / (c.gemm_bandwidth_share * self._bandwidth) * NS
+            _activation_bytes(shape, ranks) / (c.gemm_bandwidth_share * self._bandwidth) * NS
         )
         self._quantise_ns_per_row = (
-            _quantised_values(shape) / ranks * (c.quantise_bytes + knobs.weight_bytes)
+            _quantised_values(shape, ranks)
+            * ((1 if knobs.static_scales else 2) * c.quantise_bytes + knobs.weight_bytes)
             / (c.gemm_bandwidth_share * self._bandwidth) * NS
         )  # fmt: skip
         self.attention_ns = shape.layers * (c.operation_ns + c.kv_write_ns_per_layer)
@@ -254,7 +255,8 @@ class StepCost:
             block = sum(self._gemm_ns(read, used, rows) for read, used in routed)
             total += mixture * (block + self._gemm_ns(always, always, rows))
         if knobs.weights != "bf16":
-            total += shape.layers * 4 * c.quantise_ns
+            each = c.quantise_fp4_ns if knobs.weights == "fp4" else c.quantise_ns
+            total += shape.layers * 4 * each
             total += rows * self._quantise_ns_per_row
         return total + rows * self._activation_ns_per_row
 
@@ -311,21 +313,29 @@ def _padding(sizes: tuple[int, ...]) -> list[int]:
     return table if sizes else []
 
 
-def _activation_bytes(shape: ModelShape) -> float:
-    """Bytes of one row that the kernels between the GEMMs of all layers move, in bf16.
+def _activation_bytes(shape: ModelShape, ranks: int) -> float:
+    """Bytes of one row that the kernels between the GEMMs of all layers move on a rank, in bf16.
 
     Two norms with residual (each reads and writes two rows), rotary embedding and cache write
     (read and write Q, K, V), the attention's output, the gated activation (reads two, writes one).
+    Every rank has the whole residual stream; heads and the MLP's width are divided.
     """
-    query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    experts = shape.experts
-    width = shape.mlp_width if experts is None else experts.active * experts.width
-    row = 8 * shape.hidden + 2 * (query + 2 * key_value) + query + 3 * width
-    return 2.0 * row * shape.layers
+    query = shape.heads * shape.head_dim / ranks
+    key_value = max(shape.kv_heads / ranks, 1.0) * shape.head_dim
+    inner = 2 * (query + 2 * key_value) + query + 3 * _mlp_width(shape) / ranks
+    return 2.0 * (8 * shape.hidden + inner) * shape.layers
 
 
-def _quantised_values(shape: ModelShape) -> float:
-    """Values of one row that go into the four GEMMs of all layers, each quantised before."""
+def _quantised_values(shape: ModelShape, ranks: int) -> float:
+    """Values of one row that go into a rank's four GEMMs of all layers, each quantised before.
+
+    What goes into the first GEMM of attention and of the MLP is the whole residual stream.
+    """
+    inner = (shape.heads * shape.head_dim + _mlp_width(shape)) / ranks
+    return shape.layers * (2 * shape.hidden + inner)
+
+
+def _mlp_width(shape: ModelShape) -> int:
+    """Values between the MLP's two GEMMs of one row: the width, or that of its active experts."""
     experts = shape.experts
-    width = shape.mlp_width if experts is None else experts.active * experts.width
-    return float(shape.layers * (2 * shape.hidden + shape.heads * shape.head_dim + width))
+    return shape.mlp_width if experts is None else experts.active * experts.width
