@@ -1,13 +1,13 @@
 """Propagation of what is not known about the constants."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from ridgeline.domain.bands import TOKENS
-from ridgeline.twin.constants import PRIORS
-from ridgeline.twin.uncertainty import Doubt, calibrated_doubt, design, prior_doubt, spread
+from ridgeline.twin.constants import PRIORS, Constants
+from ridgeline.twin.uncertainty import FIXED, Doubt, calibrated_doubt, design, prior_doubt, spread
 
 
 def test_the_design_propagates_a_linear_figure_exactly() -> None:
@@ -44,6 +44,26 @@ def test_a_gpu_without_measurements_is_less_certain() -> None:
 def test_shares_stay_below_what_any_kernel_reaches() -> None:
     close = replace(PRIORS, gemm_bandwidth_share=0.94)
     assert max(c.gemm_bandwidth_share for c in design(close, prior_doubt("L4").directions)) <= 0.95
+
+
+def test_every_constant_has_a_spread_or_a_reason_for_none() -> None:
+    moved = {n for d in prior_doubt("H200-SXM", drafts=True).directions for n in d}
+    known = {f.name for f in fields(Constants)} - {"name"}
+    assert moved | set(FIXED) == known
+    assert not moved & set(FIXED)
+    assert all(len(reason) > 20 for reason in FIXED.values())
+
+
+def test_what_a_drafter_gets_right_is_in_doubt_where_there_is_one() -> None:
+    """A guess for the acceptance is one direction more, and no share of 1 is ever assumed."""
+    without, drafting = (prior_doubt("H200-SXM", drafts=d) for d in (False, True))
+    assert not any("draft_acceptance" in d for d in without.directions)
+    seen = {round(c.draft_acceptance, 3) for c in design(PRIORS, drafting.directions)}
+    assert min(seen) < 0.56
+    assert 0.85 < max(seen) < 1
+    names, matrix = ("step_gap_ns",), ((0.01,),)
+    fitted = calibrated_doubt("H200-SXM", names, matrix, {}, drafts=True)
+    assert any("draft_acceptance" in d for d in fitted.directions)
 
 
 def test_a_calibration_replaces_the_priors_of_what_it_fitted() -> None:

@@ -191,6 +191,10 @@ def _to_json(result: "PlanResult") -> dict[str, Any]:
         "throughputs_held": {"outside": result.agreement.outside,
                              "of": result.agreement.known,
                              "expected": result.agreement.expected},
+        "figures_held": {
+            path: {"outside": outside, "of": of, "contradicts": path in result.agreement.against}
+            for path, (outside, of) in result.agreement.counts.items()
+        },
         "ranking_demoted": result.demoted,
         "notes": list(result.notes),
     }  # fmt: skip

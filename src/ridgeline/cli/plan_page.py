@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.domain.bands import TOKENS
 from ridgeline.report.figures import path_words
 from ridgeline.report.numbers import (
     dollars,
@@ -84,11 +83,23 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
         " together: their differences are surer than the rows. None of them was started: each is a"
         " reason to measure, not a result."
     )
+    lines += _notes_of(result)
     if result.hardware:
         lines += ["", table("What if: the baseline on other GPUs", [base, *result.hardware])]
     if any("fp8" in str(v) for p in result.candidates for v in p.change.values()):
         lines.append("FP8 changes the model's numbers: hold its answers against your own tests.")
     return lines
+
+
+def _notes_of(result: "PlanResult") -> list[str]:
+    """What is to be said of candidates and of other GPUs, beyond what the baseline's notes say."""
+    known = set() if result.baseline.summary is None else set(result.baseline.summary.notes)
+    told: dict[str, list[str]] = {}
+    for row in (*result.candidates, *result.hardware):
+        for note in () if row.summary is None else row.summary.notes:
+            if note not in known:
+                told.setdefault(note, []).append(_change(row))
+    return [f"{'; '.join(rows)}: {note}" for note, rows in told.items()]
 
 
 def _bounds(result: "PlanResult") -> list[str]:
@@ -128,12 +139,10 @@ def _against_measured(result: "PlanResult") -> list[Any]:
             {True: "✗ outside", False: "inside", None: "not known"}[one.outside],
         )  # fmt: skip
     lines: list[Any] = ["", found]
-    outside = [h for h in result.held if h.outside and h.path == TOKENS]
     agreed = result.agreement
-    count = (
-        f"{agreed.outside} of {agreed.known} throughputs outside their 90 % band,"
-        f" {agreed.expected:.2g} expected"
-    )
+    outside = [h for h in result.held if h.outside and h.path in agreed.against]
+    told = [f"{out} of {of} {path_words(path)}" for path, (out, of) in agreed.counts.items()]
+    count = f"{', '.join(told)} outside their 90 % bands, one of ten expected"
     if result.demoted:
         worst = ", ".join(dict.fromkeys(h.experiment for h in outside)) or "no experiment"
         lines.append(
@@ -141,10 +150,10 @@ def _against_measured(result: "PlanResult") -> list[Any]:
             " demoted: calibrate it on these runs first (`ridgeline calibrate`), or measure the"
             " candidates."
         )
-    elif agreed.known:
+    elif agreed.counts:
         lines.append(f"Not contradicted: {count}.")
     else:
-        lines.append("Not known whether the twin agrees: no throughput has a band.")
+        lines.append("Not known whether the twin agrees: no figure has a band.")
     return lines
 
 

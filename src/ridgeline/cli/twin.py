@@ -84,11 +84,13 @@ def twin(
     """
     if replay is not None or trace is not None:
         return _steps(file, experiment, trace, replay)
+    from ridgeline.engines.twin_scope import scope_notes  # noqa: PLC0415
     from ridgeline.engines.twin_server import launch  # noqa: PLC0415  --help must be quick
     from ridgeline.engines.twin_server.process import serve_until_signal  # noqa: PLC0415
 
     latency = _fixed(fixed_ttft_ms, fixed_itl_ms)
     spec = None
+    notes: tuple[str, ...] = ()
     if file is not None:
         from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
 
@@ -112,6 +114,7 @@ def twin(
         raise BadInput("goes with fixed latencies; else the study says it", where="--max-model-len")
     else:
         server = launch.twin_server(listen, spec, model=model)
+        notes = scope_notes(spec.configuration)
         what = f"{spec.configuration.model} on {spec.configuration.gpu}, experiment {spec.name}"
 
     def ready(url: str, refused: str | None) -> None:
@@ -119,6 +122,8 @@ def twin(
             say(f"ridgeline: no real-time scheduling ({refused}); tokens may be late on a busy CPU")
         if host not in LOOPBACK:
             say(f"ridgeline: {host} can be reached from other machines; the twin asks for no key")
+        for note in notes:
+            say(f"ridgeline: note: {note}")
         say(f"ridgeline twin: serving {url} ({what}); Ctrl-C ends it")
 
     return serve_until_signal(server, ready, real_time=realtime)

@@ -137,12 +137,25 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """What the runs of a calibration served. None = the file does not say.
+
+    weights: "bf16", "fp8" or "fp4". release: of the engine, as "0.21".
+    """
+
+    model: str
+    weights: str | None = None
+    tensor_parallel: int | None = None
+    release: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     """Constants of the twin that were fitted to runs on a host with this GPU (a catalogue name).
 
     `covariance` is that of the logarithms of the constants in `names`, empty where the file has
     none. `residuals`: what the fit left over by figure (a path in a Summary), as the standard
-    deviation of logarithms.
+    deviation of logarithms. `fitted_on`: each combination that its runs served, once.
     """
 
     gpu: str
@@ -150,6 +163,7 @@ class Calibration:
     names: tuple[str, ...] = ()
     covariance: tuple[tuple[float, ...], ...] = ()
     residuals: Mapping[str, float] = field(default_factory=dict)
+    fitted_on: tuple[Served, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from ridgeline.domain.steadystate import Onset, onset_of
 from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.twin_bands import doubt_of, prediction_errors
 from ridgeline.engines.twin_records import HandIn
+from ridgeline.engines.twin_scope import DEFAULT_RELEASE, scope_notes
 from ridgeline.twin.calibration import Fitted
 from ridgeline.twin.calibration import fit as fit_constants
 from ridgeline.twin.constants import Constants, priors_for
@@ -39,11 +40,10 @@ from ridgeline.twin.uncertainty import Doubt, prior_doubt
 from ridgeline.workload.schedule import Schedule
 
 __all__ = [
-    "FREE", "Fitted", "Twin", "TwinEndpoint", "TwinEngine", "calibrated", "constants_of",
-    "fit_constants", "known_constants", "server_facts", "twin_of",
+    "DEFAULT_RELEASE", "FREE", "Fitted", "Twin", "TwinEndpoint", "TwinEngine", "calibrated",
+    "constants_of", "fit_constants", "known_constants", "server_facts", "twin_of",
 ]  # fmt: skip
 
-DEFAULT_RELEASE = "0.21"
 # What a calibration on a host's own runs fits: launch times, gaps, the API server, two shares.
 FREE = (
     "gemm_bandwidth_share", "gemm_flops_share", "step_gap_ns", "piecewise_launch_ns_per_layer",
@@ -72,7 +72,8 @@ class TwinEngine:
     @contextmanager
     def _started(self, configuration: Configuration) -> Iterator["TwinEndpoint"]:
         twin = twin_of(configuration, self._constants)
-        yield TwinEndpoint(twin, doubt_of(configuration))
+        doubt = doubt_of(configuration, drafts=twin.knobs.drafts > 0)
+        yield TwinEndpoint(twin, doubt, scope_notes(configuration))
 
 
 def twin_of(configuration: Configuration, constants: Constants | None = None) -> Twin:
@@ -120,10 +121,14 @@ class TwinEndpoint:
 
     source: Source = "twin"
 
-    def __init__(self, twin: Twin, doubt: Doubt | None = None) -> None:
-        """`doubt`: how well the constants are known, as those of the GPU's priors unless given."""
+    def __init__(self, twin: Twin, doubt: Doubt | None = None, notes: tuple[str, ...] = ()) -> None:
+        """`doubt`: how well the constants are known, as those of the GPU's priors unless given.
+        `notes`: what is to be said of them with every run.
+        """
         self.twin = twin
-        self._doubt = prior_doubt(twin.gpu.name) if doubt is None else doubt
+        self._notes = notes
+        drafts = twin.knobs.drafts > 0
+        self._doubt = prior_doubt(twin.gpu.name, drafts=drafts) if doubt is None else doubt
 
     def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
         """Simulate the plan and pass every request that was sent, and the steps, to the sink."""
@@ -139,7 +144,7 @@ class TwinEndpoint:
                 found = _warm_up(fleet, offer)
             interrupted = _simulate(fleet, offer, watch, hand)
         window = Window(offer.window_start, offer.window_end)
-        notes = hand.finish(watch)
+        notes = (*self._notes, *hand.finish(watch))
         return RunFacts(
             source=self.source,
             window=window,

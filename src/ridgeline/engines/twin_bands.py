@@ -12,10 +12,18 @@ from ridgeline.domain.metrics import Sample, take_sample, throughput
 from ridgeline.domain.records import MemorySink
 from ridgeline.domain.run import Window
 from ridgeline.domain.workload import Workload
+from ridgeline.engines.twin_scope import scope_of
 from ridgeline.twin.fleet import Fleet, Twin
 from ridgeline.twin.offer import Offer
 from ridgeline.twin.results import request_record, step_table
-from ridgeline.twin.uncertainty import Doubt, calibrated_doubt, design, prior_doubt, spread
+from ridgeline.twin.uncertainty import (
+    Doubt,
+    calibrated_doubt,
+    design,
+    elsewhere,
+    prior_doubt,
+    spread,
+)
 from ridgeline.workload.schedule import draw_schedule
 
 LEAST_S = 5.0  # window of a short run
@@ -23,14 +31,22 @@ MOST_KEPT = 256  # results of earlier calls: a study asks for each configuration
 _known: dict[str, dict[str, float]] = {}
 
 
-def doubt_of(configuration: Configuration) -> Doubt:
-    """What is not known about the constants that the configuration's twin computes with."""
+def doubt_of(configuration: Configuration, *, drafts: bool = False) -> Doubt:
+    """What is not known about the constants that the configuration's twin computes with.
+
+    drafts: it drafts tokens.
+    """
     device = configuration.device()
     name = "" if device is None else device.name
-    made = configuration.calibration
-    if made is None or made.gpu != name or not made.covariance:
-        return prior_doubt(name)
-    return calibrated_doubt(name, made.names, made.covariance, made.residuals)
+    made, scope = configuration.calibration, scope_of(configuration)
+    if made is None or scope is None:
+        return prior_doubt(name, drafts=drafts)
+    if made.covariance:
+        known = made.names, made.covariance, made.residuals
+        doubt = calibrated_doubt(name, *known, drafts=drafts)
+    else:
+        doubt = prior_doubt(name, drafts=drafts)
+    return elsewhere(doubt) if scope.wider else doubt
 
 
 def prediction_errors(

@@ -7,7 +7,7 @@ nothing keeps its start and is reported as not informed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from ridgeline.domain.bands import TOKENS, value_at
 from ridgeline.domain.errors import BadInput
-from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.knobs import Configuration, Served
 from ridgeline.domain.metrics import Sample, take_sample, throughput
 from ridgeline.domain.model import shape
 from ridgeline.domain.records import Floats, MemorySink
@@ -29,6 +29,7 @@ from ridgeline.engines.twin import (
     fit_constants,
     known_constants,
 )
+from ridgeline.engines.twin_scope import served
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
 from ridgeline.workload.calibrationfile import CALIBRATION_SCHEMA
 from ridgeline.workload.schedule import Schedule, draw_schedule
@@ -58,7 +59,8 @@ class Observation:
     """What was measured of one configuration under one load (the mean over its repeats).
 
     `prompt_extra`: tokens that the server counted above what was planned (the chat template).
-    `kv_tokens`: the pool's size by the engine's own log, None when not known.
+    `kv_tokens`: the pool's size by the engine's own log, None when not known. `release`: what the
+    engine said that it is, likewise.
     """
 
     name: str
@@ -68,6 +70,12 @@ class Observation:
     prompt_extra: int = 0
     kv_tokens: int | None = None
     repeats: int = 1
+    release: str | None = None
+
+    @property
+    def served(self) -> Served:
+        """What a calibration on it is of."""
+        return served(on_twin(self), self.release)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,7 @@ class Calibration:
             "schema": CALIBRATION_SCHEMA,
             "gpu": self.gpu,
             "model": self.model,
+            "fitted_on": [asdict(s) for s in dict.fromkeys(o.served for o in self.observations)],
             "constants": dict(self.constants),
             "errors": dict(self.errors),
             "informed": list(self.informed),
@@ -216,7 +225,14 @@ def _observation(group: Sequence[StoredRun]) -> Observation:
         round(float(np.median(extra))),
         tokens if isinstance(tokens, int) else None,
         len(group),
+        _release(first),
     )
+
+
+def _release(run: StoredRun) -> str | None:
+    """The engine's release, as it says itself or as the study file says it."""
+    told = None if run.facts is None else run.facts.server.get("version")
+    return str(told or "") or run.meta.configuration.engine_version
 
 
 def _figures(sample: Sample, rates: Throughput) -> dict[str, float]:
@@ -254,7 +270,7 @@ def simulate(observation: Observation, constants: Any) -> dict[str, float]:
     """The same figures of the twin with such constants."""
     configuration = on_twin(observation)
     sink = MemorySink()
-    schedule = _longer(draw_schedule(observation.workload), observation.prompt_extra)
+    schedule = longer(draw_schedule(observation.workload), observation.prompt_extra)
     with TwinEngine(constants).start(configuration) as endpoint:
         plan = DrivePlan(schedule, "calibrate", routing=configuration.routing)
         facts = endpoint.drive(plan, sink, SilentWatch())
@@ -263,7 +279,7 @@ def simulate(observation: Observation, constants: Any) -> dict[str, float]:
     return _figures(sample, throughput(records, sample, 1))
 
 
-def _longer(schedule: Schedule, extra: int) -> Schedule:
+def longer(schedule: Schedule, extra: int) -> Schedule:
     """Prompts as long as the server counted them."""
     prompts = np.maximum(schedule.prompt_tokens + np.int32(extra), 1)
     return replace(schedule, prompt_tokens=prompts)

@@ -1,7 +1,7 @@
 """A plan's predictions held against runs that were measured: is the twin to be believed here?"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ridgeline.domain.bands import LEVEL, TOKENS, Z, value_at
@@ -11,7 +11,8 @@ from ridgeline.experiment.predicting import Predictor
 
 # What is held against what was measured, by an observation's name for it.
 HELD = ("output_tokens_per_s", "ttft_p95_s", "itl_p95_s")
-FALSE_ALARM = 0.05  # how often a twin with true bands may be demoted, by each of two rules
+# How often a twin with true bands may be demoted, by each of two rules and over all figures.
+FALSE_ALARM = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +54,54 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How a twin's throughputs agree with measured ones.
+    """How a twin's figures agree with measured ones.
 
-    outside: of `known`, those outside their 90 % band, of which a tenth is expected there. demoted:
-    that is too many for chance, or one is too far off for it, or one was refused and ran.
+    counts: by a figure's path, (how many lie outside their 90 % band, of how many with one).
+    against: the figures that contradict the twin: more of them lie outside than chance explains,
+    one is too far off for it, or one was refused and ran.
     """
 
-    outside: int
-    known: int
-    demoted: bool
+    counts: Mapping[str, tuple[int, int]]
+    against: tuple[str, ...] = ()
+
+    @property
+    def demoted(self) -> bool:
+        """Whether the twin's ranking is not to be relied on."""
+        return bool(self.against)
+
+    @property
+    def outside(self) -> int:
+        """Throughputs outside their bands."""
+        return self.counts.get(TOKENS, (0, 0))[0]
+
+    @property
+    def known(self) -> int:
+        """Throughputs whose bands are known."""
+        return self.counts.get(TOKENS, (0, 0))[1]
 
     @property
     def expected(self) -> float:
-        """How many a twin with true bands has outside, on average."""
+        """How many of these a twin with true bands has outside, on average."""
         return (1 - LEVEL) * self.known
 
 
 def hold(
     observations: Iterable[Observation], predict: Predictor, base: Configuration
 ) -> tuple[Held, ...]:
-    """Predict what was measured, with the constants of `base`, and put the two side by side."""
+    """Predict what was measured, with the constants of `base`, and put the two side by side.
+
+    Prompts are as long as the server counted them (the chat template comes on top).
+    """
     found: list[Held] = []
     for observation in observations:
         configuration = replace(on_twin(observation), calibration=base.calibration)
-        prediction = predict(configuration, observation.workload, {}, bands=True)
+        prediction = predict(
+            configuration,
+            observation.workload,
+            {},
+            bands=True,
+            prompt_extra=observation.prompt_extra,
+        )
         for name in HELD:
             measured = observation.figures.get(name)
             if measured is None:
@@ -93,24 +118,36 @@ def hold(
 
 
 def agreement(held: Iterable[Held]) -> Agreement:
-    """Whether the twin's ranking is to be relied on.
+    """Whether the twin's figures, and the ranking that is made of them, are to be relied on.
 
-    An honest 90 % band leaves out one measurement of ten, so that one outside says little. The
-    ranking is demoted when so many or more lie outside in less than FALSE_ALARM of the cases
-    (binomial), or when the farthest one of so many would lie so far off in less than that.
-    Both take the errors as independent: where all err together, they come more often.
+    An honest 90 % band leaves out one measurement of ten, so that one outside says little. A figure
+    speaks against the twin when so many or more of it lie outside in less than a share of the cases
+    (binomial), or when the farthest one of so many would lie so far off in less than that. Both
+    take experiments as independent: where all err together, they come more often. The share is
+    FALSE_ALARM over the number of figures (Bonferroni), which holds however figures of one
+    experiment hang together: throughput and ITL mostly err as one.
     """
-    known = [one for one in held if one.path == TOKENS and one.outside is not None]
-    outside = sum(one.outside is True for one in known)
-    refused = any(one.refused is not None for one in known)
-    farthest = max((one.sigmas for one in known), default=0.0)
-    one_so_far = math.erfc(farthest / math.sqrt(2))
-    demoted = (
-        refused
-        or _at_least(outside, len(known), 1 - LEVEL) < FALSE_ALARM
-        or one_so_far * len(known) < FALSE_ALARM
+    known = [one for one in held if one.outside is not None]
+    figures = {path: [h for h in known if h.path == path] for path in map(PATHS.__getitem__, HELD)}
+    figures = {path: ones for path, ones in figures.items() if ones}
+    return Agreement(
+        {path: (_outside(ones), len(ones)) for path, ones in figures.items()},
+        tuple(p for p, ones in figures.items() if _against(ones, FALSE_ALARM / len(figures))),
     )
-    return Agreement(outside, len(known), bool(known) and demoted)
+
+
+def _outside(ones: Sequence[Held]) -> int:
+    return sum(one.outside is True for one in ones)
+
+
+def _against(ones: Sequence[Held], chance: float) -> bool:
+    """Whether one figure of so many experiments is less likely than `chance`, by either rule."""
+    if any(one.refused is not None for one in ones):
+        return True
+    one_so_far = math.erfc(max(one.sigmas for one in ones) / math.sqrt(2))
+    return (
+        _at_least(_outside(ones), len(ones), 1 - LEVEL) < chance or one_so_far * len(ones) < chance
+    )
 
 
 def _at_least(count: int, of: int, share: float) -> float:

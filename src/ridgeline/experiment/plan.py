@@ -20,7 +20,10 @@ from ridgeline.store.codec import to_plain
 from ridgeline.workload.study import Study
 
 # What a twin's result depends on besides its inputs; a change of it makes earlier runs outdated.
-_TWIN_SOURCES = ("domain", "workload", "twin", "engines/twin.py")
+_TWIN_SOURCES = (
+    "domain", "workload", "twin", "engines/twin.py", "engines/twin_bands.py",
+    "engines/twin_records.py", "engines/twin_scope.py",
+)  # fmt: skip
 
 _LATER_LAUNCH: dict[str, Any] = {
     "image": None,

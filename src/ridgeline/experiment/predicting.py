@@ -16,6 +16,7 @@ from ridgeline.domain.summary import Summary
 from ridgeline.domain.workload import Workload
 from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.twin import TwinEngine, constants_of
+from ridgeline.experiment.calibrating import longer
 from ridgeline.experiment.protocol import bounds_of
 from ridgeline.workload.schedule import draw_schedule
 
@@ -82,12 +83,16 @@ class Predictor:
         change: Mapping[str, Any],
         *,
         bands: bool = False,
+        prompt_extra: int = 0,
     ) -> Prediction:
-        """Simulate one configuration; one that the engine or the memory refuses says so."""
+        """Simulate one configuration; one that the engine or the memory refuses says so.
+
+        prompt_extra: tokens that every prompt has beyond what the workload says.
+        """
         sink = MemorySink()
         try:
             with self.engine(configuration).start(configuration) as endpoint:
-                schedule = draw_schedule(workload)
+                schedule = longer(draw_schedule(workload), prompt_extra)
                 plan = DrivePlan(
                     schedule, "plan", timeouts=workload.client.timeouts,
                     routing=configuration.routing, bands=bands,

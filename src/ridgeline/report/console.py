@@ -58,6 +58,9 @@ def study(report: StudyReport) -> RenderableType:
         parts.insert(3, Text(comparisons_words(report), style="dim"))
     parts += [Text(cost) for cost in report.router_costs]
     parts += [Text(f"warning: {warning}", style="yellow") for warning in report.warnings]
+    if report.badge.source == "twin":  # what its constants are worth here, requests it left
+        notes = [text for label, text in report.how if label == "Note"]
+        parts += [Text(f"note: {note}", style="dim") for note in notes]
     parts += [Text(f"not counted: {run} {state}: {why}", style="yellow")
               for run, state, why in void_lines(report)]  # fmt: skip
     return Group(*parts)

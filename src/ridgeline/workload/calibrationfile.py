@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.errors import BadInput
-from ridgeline.domain.knobs import Calibration
+from ridgeline.domain.knobs import Calibration, Served
 
 CALIBRATION_SCHEMA = 1
 HOW = "write one with `ridgeline calibrate RUN... --json FILE`"
@@ -23,7 +23,9 @@ def read_calibration(path: Path) -> Calibration:
     gpu, constants = body.get("gpu"), body.get("constants")
     if isinstance(gpu, str) and isinstance(constants, dict) and _all_positive(constants):
         values = {str(n): float(v) for n, v in constants.items()}
-        return Calibration(gpu, values, *_uncertainty(body, values, path))
+        return Calibration(
+            gpu, values, *_uncertainty(body, values, path), fitted_on=_fitted_on(body, path)
+        )
     raise BadInput("is damaged: it needs a GPU and constants above 0", where=str(path), fix=HOW)
 
 
@@ -44,6 +46,26 @@ def _uncertainty(
         what = "is damaged: its covariance or residuals are no numbers that fit its constants"
         raise BadInput(what, where=str(path), fix=HOW) from None
     return (tuple(constants) if rows else ()), rows, residuals
+
+
+def _fitted_on(body: dict[str, Any], path: Path) -> tuple[Served, ...]:
+    """What the runs served; of an older file the model only."""
+    model = body.get("model")
+    rows = body.get("fitted_on") or ([{"model": model}] if isinstance(model, str) else [])
+    try:
+        found = tuple(
+            Served(row["model"], row.get("weights"), row.get("tensor_parallel"), row.get("release"))
+            for row in rows
+        )
+        for one in found:
+            texts = (one.model, one.weights or "", one.release or "")
+            ranks = 1 if one.tensor_parallel is None else one.tensor_parallel
+            if not all(isinstance(t, str) for t in texts) or type(ranks) is not int or ranks < 1:
+                raise ValueError
+    except (TypeError, ValueError, KeyError, AttributeError):
+        what = "is damaged: fitted_on needs a model, weights, tensor_parallel and release a row"
+        raise BadInput(what, where=str(path), fix=HOW) from None
+    return found
 
 
 def _all_positive(constants: dict[object, object]) -> bool:
