@@ -240,12 +240,12 @@ class _Lot:
 def load(
     *, users: int | None = None, rate: float | None = None, prompt: float = 512,
     output: float = 128, spread: float = 0.5, shared: int = 0, groups: int = 1, seed: int = 1,
-    classes: Sequence[Any] = (), warmup: float = 15.0,
+    classes: Sequence[Any] = (), warmup: float = 15.0, duration: float = 20.0,
 ) -> Workload:  # fmt: skip
     prefix = SharedPrefix(shared, groups) if shared else None
     return Workload(
         Arrivals(users=users, rate_per_s=rate), Prompts(Lengths(prompt, spread), prefix),
-        Outputs(Lengths(output, spread)), duration_s=20.0, warmup_s=warmup, seed=seed,
+        Outputs(Lengths(output, spread)), duration_s=duration, warmup_s=warmup, seed=seed,
         classes=tuple(classes),
     )  # fmt: skip
 

@@ -26,7 +26,7 @@ from ridgeline.domain.workload import (
     TrafficClass,
     Workload,
 )
-from ridgeline.engines.twin import Twin, twin_of
+from ridgeline.engines.twin import Twin, constants_of, twin_of
 from ridgeline.engines.twin_bands import doubt_of, paired_ratios
 
 PATHS = {
@@ -104,8 +104,12 @@ def _check(e: Evidence, before: Mapping[str, float], load: Workload) -> None:
 def _gains(
     e: Evidence, base: Configuration, change: Mapping[str, Any], load: Workload, metric: str
 ) -> tuple[Gain, ...]:
-    before = twin_of(base)
-    after = twin_of(replace(base, knobs=_changed(base, before, change)))
+    constants = constants_of(base)
+    right = _acceptance(e)
+    if right is not None:
+        constants = replace(constants, draft_acceptance=right)
+    before = twin_of(base, constants)
+    after = twin_of(replace(base, knobs=_changed(base, before, change)), constants)
     ranks = before.knobs.data_parallel
     if ranks > 1 and before.knobs.api_servers == ranks:
         before, after = _alone(before), _alone(after)
@@ -129,6 +133,24 @@ def _gain(name: str, ratio: float, error: float) -> Gain:
     low, high = ratio * exp(-Z * whole), ratio * exp(Z * whole)
     more_is_better = name == "output_tokens_per_s"
     return Gain(name, ratio, low, high, low > 1 if more_is_better else high < 1)
+
+
+def _acceptance(e: Evidence) -> float | None:
+    """How often a draft is right whose predecessors were, by what was accepted; None without any.
+
+    Of k drafts p + p^2 + ... + p^k are accepted on average.
+    """
+    if not e.drafts or not e.draft_tokens or e.accepted_tokens is None:
+        return None
+    k, accepted = round(e.draft_tokens / e.drafts), e.accepted_tokens / e.drafts
+    low, high = 0.0, 0.999
+    for _ in range(40):
+        middle = (low + high) / 2
+        if sum(middle**i for i in range(1, k + 1)) < accepted:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _alone(twin: Twin) -> Twin:

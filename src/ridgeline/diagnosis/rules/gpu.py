@@ -7,34 +7,42 @@ from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Fact, Finding, Try, Wont
 from ridgeline.diagnosis.wording import kv_facts, ms, queue_facts
 
-NEAR = 0.55  # of the roofline: what good kernels reach in practice is 0.6 to 0.8
-ACTIVE = 0.65  # of the time that the memory or the tensor cores are active
+# Of the roofline, and of the time that the memory or the tensor cores are active: good kernels
+# reach 0.6 to 0.8 of the bandwidth, and less of the FLOPs, because attention reaches half of it.
+NEAR = {"bandwidth": 0.55, "compute": 0.45}
+ACTIVE = {"bandwidth": 0.65, "compute": 0.50}
 IDLE = 0.3  # of the time: so much unused is paid for in vain
 LOADED = 0.9  # of the time at work: from here on a step's time is felt
 
 
-def _side(e: Evidence, account: Account) -> tuple[str, float, str] | None:
+def side(e: Evidence, account: Account) -> tuple[str, float, str] | None:
     """("bandwidth" or "compute", how near its bound, how that is known); None when not near."""
     dram, tensor = e.gpu_mean("dram_active"), e.gpu_mean("tensor_active")
-    broken = account.gpu_page_broken
-    if dram is not None and tensor is not None and not broken and max(dram, tensor) >= ACTIVE:
-        name = "bandwidth" if dram >= tensor else "compute"
-        return name, max(dram, tensor), "the hardware's own counter"
+    if dram is not None and tensor is not None and not account.gpu_page_broken:
+        for name, active in (("compute", tensor), ("bandwidth", dram)):
+            if active >= ACTIVE[name]:
+                return name, active, "the hardware's own counter"
     share, floor = account.share_of_bound, account.floor
-    if share is None or floor is None or share < NEAR:
+    if share is None or floor is None:
         return None
     name = "bandwidth" if floor.memory_s >= floor.compute_s else "compute"
-    return name, share, "the mean step against its roofline"
+    working = e.gpu_mean("sm_active") is not None and (account.gpu_waits or (1.0,))[0] < 0.1
+    if working and floor.compute_s >= 2 * floor.memory_s:
+        return name, share, "the GPU never waits, and its step is FLOPs"
+    return (name, share, "the mean step against its roofline") if share >= NEAR[name] else None
 
 
 def near_bound(e: Evidence) -> Iterable[Finding]:
     """Steps take hardly longer than the chip needs: settings have little left to give."""
     account = Account(e)
-    side = _side(e, account)
-    if side is None or (account.busy or 0.0) < LOADED:
+    near_side = side(e, account)
+    if near_side is None or (account.busy or 0.0) < LOADED:
         return
-    name, near, how = side
+    name, near, how = near_side
     waits = account.queue_share
+    share = (1 - waits) * near
+    if name == "compute":  # what waits for room in a step waits for this
+        share = max(share, account.queue_share_of("budget"))
     facts = [Fact("share_of_bound", near, f"at {near:.0%} of the GPU's {name} ({how})"),
              *queue_facts(e)]  # fmt: skip
     if e.step_s is not None and account.floor is not None:
@@ -50,7 +58,7 @@ def near_bound(e: Evidence) -> Iterable[Finding]:
         f"gpu-{name}",
         f"you are at {near:.0%} of the bound: GPU {name}" + (
             "" if waits else "; nothing waits and nothing is wrong"),
-        "limit" if waits else "fine", (1 - waits) * near, f"GPU {name}", tuple(facts),
+        "limit" if waits else "fine", share, f"GPU {name}", tuple(facts),
         "high" if how.startswith("the hardware") else "medium", tuple(tries),
         (Wont("scheduler flags", "the steps are as short as the chip allows"),),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from ridgeline.diagnosis.account import Account
 from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Fact, Finding, Try, Wont
+from ridgeline.diagnosis.rules.gpu import side
 from ridgeline.diagnosis.wording import kv_facts, ms, queue_facts
 
 STALL_SHARE = 0.05  # of the time between tokens, spent in gaps far above the usual one
@@ -19,12 +20,15 @@ def token_budget(e: Evidence) -> Iterable[Finding]:
     share = account.queue_share_of("budget")
     if not share or account.imbalance is not None:
         return
+    near = side(e, account)
+    if near is not None and near[0] == "compute":
+        return  # a larger step would take as much longer: the chip is what is full
     budget, tokens = e.known.max_num_batched_tokens, account.tokens_per_step
     facts = [*queue_facts(e), *kv_facts(e)]
     if tokens is not None:
         of = "" if budget is None else f" of max_num_batched_tokens {budget}"
         facts.append(Fact("tokens_per_step", tokens, f"{tokens:.0f} tokens a step{of}"))
-    near = budget is not None and tokens is not None and tokens >= 0.5 * budget
+    full = budget is not None and tokens is not None and tokens >= 0.5 * budget
     bound = account.share_of_bound
     if bound is not None:
         facts.append(Fact("share_of_bound", bound, f"the step is at {bound:.0%} of the roofline"))
@@ -39,7 +43,7 @@ def token_budget(e: Evidence) -> Iterable[Finding]:
         "token-budget",
         f"prompts wait for room in the step: {share:.0%} of the requests queue with slots and KV"
         " memory free",
-        "limit", share, "prefill budget", tuple(facts), "high" if near else "medium", tuple(tries),
+        "limit", share, "prefill budget", tuple(facts), "high" if full else "medium", tuple(tries),
         (Wont("max_num_seqs", "slots are free"),
          Wont("max_num_partial_prefills", "not an answer in vLLM 0.21 (other values than 1 are"
               " refused) nor 0.33 (gone)")),
