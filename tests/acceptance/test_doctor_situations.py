@@ -48,6 +48,7 @@ def test_healthy_servers_are_left_in_peace() -> None:
                 if any(f.kind in ("limit", "fault") for f in found):
                     alarms.append(f"{situation.name} (seed {seed}): {found[0].id}")
     print(f"\n{len(alarms)} false alarms in {total} ({len(HEALTHY)} healthy situations)")
+    print("\n".join(alarms))
     assert len(HEALTHY) >= 20
     assert not alarms
 

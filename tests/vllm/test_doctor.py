@@ -124,7 +124,9 @@ def test_a_frozen_engine_core(four_slots: RealVllm, diagnose: Diagnose, tmp_path
         p for p in psutil.Process(pid).children(recursive=True)
         if "EngineCore" in " ".join([p.name(), *p.cmdline()])
     )  # fmt: skip
-    with load(four_slots, 6, 48, 64, tmp_path / "b"):
+    with load(four_slots, 6, 48, 1800, tmp_path / "b"):
+        # a gauge is what the engine said last: frozen between two requests it would say 0
+        _until(lambda: _gauge(four_slots, "vllm:num_requests_running") == 4)
         core.send_signal(signal.SIGSTOP)
         try:
             found = diagnose(four_slots, seconds=31)

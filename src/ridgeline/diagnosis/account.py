@@ -236,7 +236,7 @@ class Account:
     def slots_full(self, engine: EngineLevels) -> bool:
         """Whether all slots are taken: known ones, or a number that stays where it is."""
         slots = self.evidence.known.max_num_seqs
-        running = engine.running
+        running = engine.running_queued or engine.running
         if running is None or running.mean < 1:
             return False
         if slots is not None:

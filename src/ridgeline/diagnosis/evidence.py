@@ -30,7 +30,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class EngineLevels:
-    """One engine core (a data-parallel rank, or a replica). kv_use 0..1; tokens of the span."""
+    """One engine core (a data-parallel rank, or a replica). kv_use 0..1; tokens of the span.
+
+    running_queued: requests running in those readings in which others waited.
+    """
 
     name: str
     running: Level | None = None
@@ -38,6 +41,7 @@ class EngineLevels:
     kv_use: Level | None = None
     generation_tokens: float | None = None
     preemptions: float | None = None
+    running_queued: Level | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class ProbeResult:
     """A handful of own requests: client and server means in s; None where they cannot be told.
 
     `alone`: no other request ended meanwhile, so that both means are of the same requests.
+    `silent_s`: how long the first one was waited for in vain, where no answer came at all.
     """
 
     sent: int
@@ -123,6 +128,7 @@ class ProbeResult:
     client_e2e_s: float | None = None
     server_e2e_s: float | None = None
     alone: bool = False
+    silent_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

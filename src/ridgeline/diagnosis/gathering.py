@@ -184,7 +184,18 @@ class _Reading:
             self.level("vllm:kv_cache_usage_perc", mean=True, keep=mine),
             self.count("vllm:generation_tokens_total", mine),
             self.count("vllm:num_preemptions_total", mine),
+            self._running_queued(mine),
         )
+
+    def _running_queued(self, mine: Callable[[Series], bool]) -> Level | None:
+        """Running requests of the pages that also tell of waiting ones."""
+        found = []
+        for page in self.pages:
+            waiting = _kept(page, "vllm:num_requests_waiting", mine)
+            running = _kept(page, "vllm:num_requests_running", mine)
+            if running and sum(s.value for s in waiting) >= 1:
+                found.append(sum(s.value for s in running))
+        return level_of(found)
 
 
 def _from(source: str) -> Callable[[Series], bool]:

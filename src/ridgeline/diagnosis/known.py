@@ -96,7 +96,10 @@ def with_log(known: Known, log: str) -> Known:
     start = read_start_up(log)
     told["kv_tokens"] = start.kv_tokens
     told.setdefault("max_num_batched_tokens", start.max_num_batched_tokens)
-    version = re.search(r"vLLM (?:API server )?version v?(\d+\.\d+\S*)", log)
+    version = re.search(r"(?:\bversion v?|LLM engine \(v)(\d+\.\d+\.\d+[^\s)]*)", log)
+    longest = re.search(r"Initializing a V1 LLM engine.*?\bmax_seq_len=(\d+)", log)
+    if longest is not None:  # what "auto" came to
+        told["max_model_len"] = int(longest[1])
     told["version"] = None if version is None else version[1]
     if told.get("eager"):
         told["capture"] = 0

@@ -13,6 +13,7 @@ from ridgeline.telemetry.dialects import in_vllm_words
 from ridgeline.telemetry.prometheus import Scrape, fetch_metrics
 
 REQUESTS, TOKENS = 5, 8
+PATIENCE_S = 30.0  # for the answer of a request of a few tokens
 SETTLE_S = 0.5  # a server counts a request a moment after its last byte
 E2E = "vllm:e2e_request_latency_seconds"
 
@@ -25,14 +26,18 @@ def probe(address: Address, headers: Mapping[str, str]) -> ProbeResult:
     except RidgelineError:
         return ProbeResult(0, 0)
     before = _page(address, headers)
-    asker = Asker(address, headers, timeout_s=60.0)
+    asker = Asker(address, headers, timeout_s=PATIENCE_S)
     taken = []
     for number in range(REQUESTS):
         body = {"model": model, "prompt": f"Say {number}.", "max_tokens": TOKENS}
         begun = time.monotonic()
         status, _ = asker.post("/v1/completions", json.dumps(body).encode())
+        took = time.monotonic() - begun
         if status == 200:
-            taken.append(time.monotonic() - begun)
+            taken.append(took)
+        elif status == 0 and took >= PATIENCE_S:
+            asker.close()
+            return ProbeResult(number + 1, len(taken), silent_s=took)
     asker.close()
     time.sleep(SETTLE_S)
     after = _page(address, headers)

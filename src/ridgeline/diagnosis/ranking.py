@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+from ridgeline.diagnosis.enginewords import in_words_of
 from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Finding
 from ridgeline.diagnosis.rules import (
@@ -19,7 +20,7 @@ from ridgeline.diagnosis.rules import (
 
 Rule = Callable[[Evidence], Iterable[Finding]]
 RULES: tuple[Rule, ...] = (
-    alive.hung, alive.page_absent, memory.kv_below_context, caching.transfer,
+    alive.hung, alive.unanswered, alive.page_absent, memory.kv_below_context, caching.transfer,
     balance.router_blind, balance.imbalance, slots.batch_ceiling, memory.kv_memory,
     prompts.token_budget, prompts.prefill_stalls, host.eager, host.above_graphs, host.engine_core,
     host.api_server, speculation.speculation, gpu.near_bound, traffic.mixed_classes,
@@ -41,4 +42,5 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
             found += gpu.nothing_wrong(evidence)
     else:
         found = [f for f in found if f.kind != "fine"]
+    found = [in_words_of(evidence.server, f) for f in found]
     return tuple(sorted(found, key=lambda f: (_ORDER[f.kind], -f.share)))

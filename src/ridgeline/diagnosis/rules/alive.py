@@ -28,6 +28,28 @@ def hung(e: Evidence, limit_s: float = STALLED_S) -> Iterable[Finding]:
     )  # fmt: skip
 
 
+def unanswered(e: Evidence) -> Iterable[Finding]:
+    """A small request of the probe's own got no answer, though the gauges show no queue.
+
+    A gauge is what the engine core said last: of one that froze while idle it goes on saying 0.
+    """
+    if e.probe is None or e.probe.silent_s is None:
+        return
+    busy = e.waiting is not None and e.waiting.mean >= 1
+    facts = [Fact("silent_s", e.probe.silent_s, f"no answer to a request of a few tokens in"
+                  f" {e.probe.silent_s:.0f} s", "s"), *queue_facts(e)]  # fmt: skip
+    if e.health is not None:
+        facts.append(Fact("health", float(e.health), f"/health says {e.health}"))
+    yield Finding(
+        "unanswered", f"a small request got no answer in {e.probe.silent_s:.0f} s",
+        "limit" if busy else "fault", 0.5 if busy else 1.0,
+        "queue" if busy else "hung engine", tuple(facts), "medium" if busy else "high",
+        (Try("restart", "the engine, after a stack dump (py-spy dump) of EngineCore", None,
+             why_no_gain="it does not answer at all"),),
+        (Wont("any knob", "no step is taken"),) if not busy else (),
+    )  # fmt: skip
+
+
 def restarted(e: Evidence) -> Iterable[Finding]:
     """The counters began anew inside the span."""
     if not e.restarts:

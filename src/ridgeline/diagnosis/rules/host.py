@@ -8,6 +8,7 @@ from ridgeline.diagnosis.finding import Confidence, Fact, Finding, Try, Wont
 from ridgeline.diagnosis.wording import ms
 
 HOST_SHARE = 0.4  # of the step: below it the GPU, not its host, sets the step
+HOST_SURE = 0.25  # the least that the wait must be where nothing but it is known
 GRAPH_SHARE = 0.15  # the same, where steps above the graphs explain it
 BUSY = 0.5  # share of the time at work from which a slow step is what requests feel
 LAUNCHED = 4.0  # a step without a graph takes about so many times one with (H200, 4 B model)
@@ -123,6 +124,8 @@ def engine_core(e: Evidence) -> Iterable[Finding]:
     full = cores is not None and cores >= CORE_FULL
     if waits is None or e.known.eager or any(above_graphs(e)):
         return
+    if waits[1] < HOST_SURE:
+        return  # kernels that reach little of the roofline would look the same
     sure: Confidence = "high" if full else "medium" if e.known.eager is False else "low"
     facts = [_wait_fact(waits), *_step_facts(e, account)]
     if cores is not None:

@@ -17,8 +17,7 @@ def batch_ceiling(e: Evidence) -> Iterable[Finding]:
     if not share or account.imbalance is not None:
         return
     slots = e.known.max_num_seqs
-    seen = max(g.running.mean for g in e.engines if g.running is not None)
-    shown = slots if slots is not None else round(seen)
+    shown = slots if slots is not None else round(_seen(e))
     told = e.known.sources.get("max_num_seqs", "given")
     how = (
         Fact("max_num_seqs", float(shown), f"max_num_seqs {shown} ({told})") if slots is not None
@@ -41,6 +40,12 @@ def batch_ceiling(e: Evidence) -> Iterable[Finding]:
         tuple(_tries(value, shown)),
         tuple(_wont(e)),
     )
+
+
+def _seen(e: Evidence) -> float:
+    """Requests that run on the fullest engine while others wait."""
+    levels = [g.running_queued or g.running for g in e.engines]
+    return max(level.mean for level in levels if level is not None)
 
 
 def _proposed(e: Evidence, account: Account, slots: int) -> tuple[int, list[Fact]]:
