@@ -208,12 +208,14 @@ class Staged:
         return gather(self.snapshots(), told, pages)
 
 
-def moved(constants: Constants, gpu: str, seed: int) -> Constants:
-    """Constants drawn from what is not known of them."""
+def moved(constants: Constants, gpu: str, seed: int, *, front: bool = True) -> Constants:
+    """Constants drawn from what is not known of them; without `front` the API server is left."""
     rng = np.random.default_rng(seed)
     shift: dict[str, float] = {}
     for direction in prior_doubt(gpu).directions:
         z = float(np.clip(rng.normal(), -2, 2))
+        if not front and "receive_ns" in direction:
+            continue
         for name, size in direction.items():
             shift[name] = shift.get(name, 0.0) + z * size
     values: dict[str, Any] = {
@@ -260,7 +262,8 @@ def serving(
 
 def stage(
     configuration: Configuration, workload: Workload, *, noise: int | None = None,
-    period_s: float = 1.0, weights: Sequence[float] = (), **constants: float,
+    period_s: float = 1.0, weights: Sequence[float] = (), front: bool = True,
+    **constants: float,
 ) -> Staged:  # fmt: skip
     """Simulate it; scrape every `period_s` from the warm-up's end to the window's.
 
@@ -269,7 +272,7 @@ def stage(
     """
     made = constants_of(configuration)
     if noise is not None:
-        made = moved(made, configuration.gpu or "", noise)
+        made = moved(made, configuration.gpu or "", noise, front=front)
     factors: dict[str, Any] = {n: getattr(made, n) * v for n, v in constants.items()}
     twin = twin_of(configuration, replace(made, **factors))
     offer = _Metered(draw_schedule(workload), twin, configuration.model)

@@ -84,7 +84,7 @@ def doctor(
     if save is not None and save.exists() and not save.is_dir():
         raise BadInput("is a file, and a folder is needed", where=str(save), fix="give a folder")
     ensure_json_target(json, Path())
-    known = _known(study, model, gpu, log or [])
+    known = known_from(study, model, gpu, log or [])
     evidence, trouble = (
         _from_files(saved, seconds, known, gpu_metrics) if saved
         else _from_servers(urls or [], seconds or 30.0, known, gpu_metrics, save, probe=probe)
@@ -115,7 +115,8 @@ def doctor(
     return 0
 
 
-def _known(study: Path | None, model: str | None, gpu: str | None, logs: list[Path]) -> "Known":
+def known_from(study: Path | None, model: str | None, gpu: str | None, logs: list[Path]) -> "Known":
+    """What the user says of the configuration. Raises BadInput."""
     from ridgeline.diagnosis.evidence import Known  # noqa: PLC0415
     from ridgeline.diagnosis.known import with_configuration, with_log  # noqa: PLC0415
     from ridgeline.domain.hardware import gpu as known_gpu  # noqa: PLC0415

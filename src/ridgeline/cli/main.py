@@ -25,6 +25,7 @@ VERBS = {
     "knee": "ridgeline.cli.knee",
     "quality": "ridgeline.cli.quality",
     "doctor": "ridgeline.cli.doctor",
+    "watch": "ridgeline.cli.watch",
     "report": "ridgeline.cli.report",
     "export": "ridgeline.cli.export",
     "twin": "ridgeline.cli.twin",

@@ -202,9 +202,11 @@ class Account:
         if active is not None and not self.gpu_page_broken:
             waits = max(0.0, 1 - active / max(self.busy or 1.0, 0.05))
             return waits, waits, waits, f"SMs are active {active:.0%} of the time"
-        share = self.share_of_bound
-        if share is None:
+        step, floor = self.evidence.step_s, self.floor
+        if floor is None or not step:
             return None
+        # Some steps are bound by bytes and others by FLOPs: of their mean the sum is the most.
+        share = min(1.0, (floor.memory_s + floor.compute_s) / step)
         value, low, high = (max(0.0, 1 - share / r) for r in (REACHED, REACHED_LOW, REACHED_HIGH))
         return value, low, high, f"on the roofline the mean step would take {share:.0%} of its time"
 

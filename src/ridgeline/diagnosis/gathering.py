@@ -14,8 +14,15 @@ from ridgeline.diagnosis.evidence import (
     Known,
     Level,
 )
-from ridgeline.telemetry.dialects import engine_of, in_vllm_words, renamed
-from ridgeline.telemetry.prometheus import Scrape, Series, difference, restarted
+from ridgeline.telemetry.dialects import PREFIXES, engine_of, in_vllm_words, renamed
+from ridgeline.telemetry.prometheus import (
+    OLD_NAMES,
+    STARTED,
+    Scrape,
+    Series,
+    difference,
+    restarted,
+)
 
 NOTHING = Scrape({})
 UNKNOWN = Known()
@@ -95,6 +102,16 @@ _CPU = "process_cpu_seconds_total"
 _MOVES = ("vllm:iteration_tokens_total_count", "vllm:generation_tokens_total",
           "vllm:prompt_tokens_total", "vllm:num_preemptions_total", _DONE,
           "vllm:kv_cache_usage_perc")  # fmt: skip
+
+
+# All that is read of a page, as beginnings of wire names: for readers that skip the rest.
+WANTED = (
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+    "vllm:cache_config", _DONE, _SOURCES, *_TRANSFERRED, _CPU, STARTED,
+    *_COUNTS.values(), *_HISTOGRAMS.values(),
+    *(old for olds in OLD_NAMES.values() for old in olds),
+    *(prefix for prefix in PREFIXES if prefix != "vllm:"),
+)  # fmt: skip
 
 
 def _span(times: Sequence[float | None]) -> float:

@@ -1,0 +1,193 @@
+"""What a watched pool comes to, as a page that Prometheus scrapes; and rules over it.
+
+What is not known is left out, never 0.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from ridgeline.diagnosis.live import Now
+from ridgeline.domain.errors import BadInput
+from ridgeline.domain.secrets import mask
+
+# name (after ridgeline_replica_) -> (help, value of a replica)
+_GAUGES: dict[str, tuple[str, Callable[[Now], float | None]]] = {
+    "up": ("1 when its page of metrics was read.", lambda n: float(n.up)),
+    "silent_seconds": ("Since its page was last read.", lambda n: n.silent_s),
+    "stalled_seconds": ("Requests are in it and nothing moves.",
+                        lambda n: None if n.evidence is None else n.evidence.stood_still_s),
+    "running_requests": ("Requests running.", lambda n: _last(n, "running")),
+    "waiting_requests": ("Requests waiting.", lambda n: _last(n, "waiting")),
+    "kv_use_ratio": ("KV cache in use, 0 to 1.", lambda n: _last(n, "kv_use")),
+    "prefix_hit_ratio": ("Looked-up prompt tokens that the prefix cache had, 0 to 1.",
+                         lambda n: None if n.evidence is None else n.evidence.hit_rate),
+    "preemptions_per_second": ("Requests preempted a second.", lambda n: n.preemptions_per_s),
+    "output_tokens_per_second": ("Output tokens a second.", lambda n: n.output_tokens_per_s),
+    "requests_per_second": ("Requests answered a second.", lambda n: n.requests_per_s),
+    "idle_ratio": ("Share of the time in which no step is taken.", lambda n: n.idle),
+    "share_of_bound_ratio": ("The mean step on the roofline over its true time.",
+                             lambda n: n.share_of_bound),
+    "mbu_ratio": ("Share of the memory bandwidth used, by the roofline.", lambda n: n.mbu),
+    "mfu_ratio": ("Share of the FLOPs used, by the roofline.", lambda n: n.mfu),
+    "waste_usd_per_hour": ("What the idle time costs, USD an hour.",
+                           lambda n: n.waste_usd_per_hour),
+    "usd_per_million_output_tokens": ("Cost of a million output tokens, USD.",
+                                      lambda n: n.usd_per_million_output_tokens),
+    "slo_attainment_ratio": ("Least share of the requests inside the TTFT limit.",
+                             lambda n: n.attainment),
+}  # fmt: skip
+_SUMS = ("output_tokens_per_second", "requests_per_second", "running_requests",
+         "waiting_requests", "waste_usd_per_hour", "up")  # fmt: skip
+_QUANTILES = {"ttft_seconds": ("Time to first token.", "ttft_s"),
+              "itl_seconds": ("Time between tokens.", "itl_s")}  # fmt: skip
+_PREFIX, _POOL = "ridgeline_replica_", "ridgeline_pool_"
+
+
+def names() -> frozenset[str]:
+    """Every metric that the page can have."""
+    own = (*_GAUGES, *_QUANTILES, "finding_info")
+    return frozenset({_PREFIX + n for n in own} | {_POOL + n for n in (*_SUMS, "replicas")})
+
+
+def _last(now: Now, name: str) -> float | None:
+    level = None if now.evidence is None else getattr(now.evidence, name)
+    return None if level is None else float(level.last)
+
+
+def render(replicas: Sequence[Now]) -> str:
+    """The page in Prometheus's text format."""
+    lines: list[str] = []
+    sums: dict[str, float] = {}
+    for name, (text, value) in _GAUGES.items():
+        told = [(n, v) for n in replicas if (v := value(n)) is not None]
+        rows = [(_labels(replica=n.name), v) for n, v in told]
+        lines += _family(_PREFIX + name, text, rows)
+        if told and name in _SUMS:
+            sums[name] = sum(v for _, v in told)
+    for name, (text, field) in _QUANTILES.items():
+        rows = [
+            (_labels(replica=n.name, quantile=f"0.{word[1:]}"), value)
+            for n in replicas
+            for word, value in getattr(n, field).items()
+        ]
+        lines += _family(_PREFIX + name, text, rows)
+    rows = [
+        (_labels(replica=n.name, id=f.id, kind=f.kind), 1.0) for n in replicas for f in n.findings
+    ]
+    lines += _family(_PREFIX + "finding_info", "What `ridgeline doctor` would say of it.", rows)
+    for name, total in sums.items():
+        lines += _family(_POOL + name, f"Sum over the replicas: {_GAUGES[name][0]}", [("", total)])
+    lines += _family(_POOL + "replicas", "Replicas watched.", [("", float(len(replicas)))])
+    return mask("\n".join(lines) + "\n")
+
+
+def _family(name: str, text: str, rows: Iterable[tuple[str, float]]) -> list[str]:
+    found = [f"{name}{labels} {value:.9g}" for labels, value in rows]
+    return [f"# HELP {name} {text}", f"# TYPE {name} gauge", *found] if found else []
+
+
+def _labels(**labels: str) -> str:
+    def quoted(text: str) -> str:
+        return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+    return "{" + ",".join(f'{k}="{quoted(v)}"' for k, v in labels.items()) + "}"
+
+
+class Exporter:
+    """Serves the page on a port of this machine until closed. Raises BadInput for a taken port."""
+
+    def __init__(self, port: int, page: Callable[[], str]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                known = self.path.split("?")[0] in ("/metrics", "/")
+                body = page().encode() if known else b"not found\n"
+                self.send_response(200 if known else 404)
+                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                """Say nothing."""
+
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        except OSError as error:
+            raise BadInput(
+                f"port {port} cannot be had ({(error.strerror or str(error)).lower()})",
+                where="--serve",
+                fix="give another one",
+            ) from None
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5.0)
+
+
+_RECORDS = {
+    "ridgeline:pool_output_tokens_per_second:avg5m":
+        "avg_over_time(ridgeline_pool_output_tokens_per_second[5m])",
+    "ridgeline:pool_waiting_share":
+        "ridgeline_pool_waiting_requests / (ridgeline_pool_waiting_requests +"
+        " ridgeline_pool_running_requests > 0)",
+    "ridgeline:pool_imbalance_index":
+        "max(ridgeline_replica_running_requests + ridgeline_replica_waiting_requests) /"
+        " avg(ridgeline_replica_running_requests + ridgeline_replica_waiting_requests) > 0",
+    "ridgeline:pool_share_of_bound": "avg(ridgeline_replica_share_of_bound_ratio)",
+}  # fmt: skip
+_ALERTS = (
+    ("RidgelineReplicaDown", "ridgeline_replica_up == 0", "1m", "critical",
+     "{{ $labels.replica }} does not answer"),
+    ("RidgelineEngineHung", "ridgeline_replica_stalled_seconds > 29", "0m", "critical",
+     "{{ $labels.replica }} holds requests and takes no step"),
+    ("RidgelineQueue", "ridgeline:pool_waiting_share > 0.3", "10m", "warning",
+     "{{ $value | humanizePercentage }} of the requests wait"),
+    ("RidgelineKvThrash", "ridgeline_replica_preemptions_per_second > 0.2", "5m", "warning",
+     "{{ $labels.replica }} preempts requests: its KV cache is too small"),
+    ("RidgelineImbalance", "ridgeline:pool_imbalance_index > 1.5", "10m", "warning",
+     "the fullest replica has {{ $value | humanize }} times the mean load"),
+    ("RidgelineSloMissed", "ridgeline_replica_slo_attainment_ratio < 0.95", "10m", "warning",
+     "{{ $labels.replica }}: too many requests miss the TTFT limit"),
+    ("RidgelineIdle", "avg_over_time(ridgeline_replica_idle_ratio[1h]) > 0.7", "1h", "info",
+     "{{ $labels.replica }} idles {{ $value | humanizePercentage }} of the time"),
+)  # fmt: skip
+
+
+def rules() -> dict[str, dict[str, Any]]:
+    """Recording and alert rules, by the name of the file that they go into."""
+    alerts = [
+        {"alert": name, "expr": expression, "for": wait, "labels": {"severity": severity},
+         "annotations": {"summary": summary, "runbook": "docs/doctor.md"}}
+        for name, expression, wait, severity, summary in _ALERTS
+    ]  # fmt: skip
+    records = [{"record": name, "expr": expression} for name, expression in _RECORDS.items()]
+    return {
+        "ridgeline-recording.yml": {"groups": [{"name": "ridgeline", "rules": records}]},
+        "ridgeline-alerts.yml": {"groups": [{"name": "ridgeline-alerts", "rules": alerts}]},
+    }
+
+
+def write_rules(folder: Path) -> list[Path]:
+    """Write them; returns the files. Raises BadInput when the folder cannot be written."""
+    import yaml  # noqa: PLC0415
+
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, body in rules().items():
+            text = yaml.safe_dump(body, sort_keys=False, width=100)
+            (folder / name).write_text(text, "utf-8")
+            written.append(folder / name)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise BadInput(f"cannot be written ({why})", where=str(folder)) from None
+    return written

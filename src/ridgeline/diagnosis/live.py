@@ -1,0 +1,261 @@
+"""Many replicas watched at once: each is read by a thread of its own, so that one that hangs or
+answers nonsense never holds up the others. What is shown is worked out from what they left.
+"""
+
+import http.client
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ridgeline.diagnosis.account import Account
+from ridgeline.diagnosis.evidence import Evidence, Known
+from ridgeline.diagnosis.finding import Finding
+from ridgeline.diagnosis.gathering import WANTED, Snapshot, gather
+from ridgeline.diagnosis.ranking import diagnose
+from ridgeline.domain.slo import Slo
+from ridgeline.load.address import Address
+from ridgeline.telemetry.prometheus import Scrape
+from ridgeline.telemetry.quickpage import QuickReader
+
+TIMEOUT_S = 2.0
+WINDOW_S = 30.0
+KEPT = 7  # readings of the window that are looked at, the first and the last among them
+PAGE_BYTES = 8 << 20
+_READER = QuickReader(WANTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What is paid: USD per GPU and hour, and the GPUs of one replica."""
+
+    per_gpu_hour: float | None = None
+    gpus: int = 1
+
+    @property
+    def per_hour(self) -> float | None:
+        """USD per hour of a replica."""
+        return None if self.per_gpu_hour is None else self.per_gpu_hour * self.gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """One replica over the last half minute; None = not known.
+
+    silent_s: since its page was last read; `trouble`: why it was not. Latencies in s by "p50",
+    "p95". mbu, mfu: share of the GPU's bytes and FLOPs that were used (on the roofline, not
+    measured); waste_usd_per_hour: what the idle time costs. attainment: least share of the requests
+    inside the TTFT limit.
+    """
+
+    name: str
+    up: bool
+    silent_s: float
+    trouble: str | None = None
+    evidence: Evidence | None = None
+    findings: tuple[Finding, ...] = ()
+    ttft_s: Mapping[str, float] = field(default_factory=dict)
+    itl_s: Mapping[str, float] = field(default_factory=dict)
+    output_tokens_per_s: float | None = None
+    requests_per_s: float | None = None
+    preemptions_per_s: float | None = None
+    idle: float | None = None
+    share_of_bound: float | None = None
+    mbu: float | None = None
+    mfu: float | None = None
+    waste_usd_per_hour: float | None = None
+    usd_per_million_output_tokens: float | None = None
+    attainment: float | None = None
+
+
+class Replica:
+    """A server and the thread that reads it every `period_s` until `stop`."""
+
+    def __init__(self, address: Address, headers: Mapping[str, str], period_s: float) -> None:
+        self.name = address.url
+        self._address = address
+        self._headers = dict(headers)
+        self._period_s = period_s
+        self._readings: deque[tuple[float, Scrape]] = deque()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._begun = time.monotonic()
+        self._connection: http.client.HTTPConnection | None = None
+        self.trouble: str | None = "not read yet"
+        self.last_text = ""
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._stop.set()
+
+    def join(self, limit_s: float) -> None:
+        """Wait for the thread, which a server that hangs may keep for TIMEOUT_S."""
+        self._thread.join(limit_s)
+
+    def readings(self) -> list[tuple[float, Scrape]]:
+        """The window's readings that are looked at, oldest first."""
+        with self._lock:
+            rows = list(self._readings)
+        if len(rows) <= KEPT:
+            return rows
+        step = (len(rows) - 1) / (KEPT - 1)
+        return [rows[round(i * step)] for i in range(KEPT)]
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last page, or since the beginning."""
+        with self._lock:
+            last = self._readings[-1][0] if self._readings else self._begun
+        return time.monotonic() - last
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._stop.is_set():
+            self._look()
+            due = max(due + self._period_s, time.monotonic())
+            self._stop.wait(due - time.monotonic())
+        self._close()
+
+    def _look(self) -> None:
+        try:
+            text = self._page()
+            page = _READER.read(text)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._close()
+            self.trouble = str(error) or type(error).__name__
+            return
+        if not page.samples:
+            self.trouble = "no page of engine metrics"
+            return
+        now = time.monotonic()
+        with self._lock:
+            self._readings.append((now, page))
+            while self._readings[0][0] < now - WINDOW_S:
+                self._readings.popleft()
+        self.last_text, self.trouble = text, None
+
+    def _page(self) -> str:
+        connection = self._connection or self._connect()
+        connection.request("GET", f"{self._address.path}/metrics", headers=self._headers)
+        reply = connection.getresponse()
+        body = reply.read(PAGE_BYTES)
+        if reply.status != 200:
+            raise ValueError(f"HTTP {reply.status}")
+        if reply.will_close or not reply.isclosed():
+            self._close()
+        return body.decode("utf-8", errors="replace")
+
+    def _connect(self) -> http.client.HTTPConnection:
+        address = self._address
+        found: http.client.HTTPConnection
+        if address.scheme == "https":
+            found = http.client.HTTPSConnection(
+                address.host, address.port, timeout=TIMEOUT_S, context=address.tls()
+            )
+        else:
+            found = http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT_S)
+        self._connection = found
+        return found
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+
+class Pool:
+    """Replicas that are watched together. Figures are worked out when they are asked for."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        headers: Mapping[str, str],
+        *,
+        period_s: float = 1.0,
+        known: Known | None = None,
+        price: Price | None = None,
+        slo: Slo | None = None,
+    ) -> None:
+        self.replicas = [Replica(address, headers, period_s) for address in addresses]
+        self._known = known or Known()
+        self._price = price or Price()
+        self._ttft_limit_s = _ttft_limit(slo)
+
+    def __enter__(self) -> "Pool":
+        for replica in self.replicas:
+            replica.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for replica in self.replicas:
+            replica.stop()
+        end = time.monotonic() + 1.5 * TIMEOUT_S
+        for replica in self.replicas:
+            replica.join(max(0.0, end - time.monotonic()))
+
+    def now(self) -> list[Now]:
+        """Every replica as it is now; never waits for one."""
+        return [self._one(replica) for replica in self.replicas]
+
+    def _one(self, replica: Replica) -> Now:
+        silent, trouble = replica.silent_s, replica.trouble
+        rows = replica.readings()
+        up = trouble is None
+        if not rows:
+            return Now(replica.name, up, silent, trouble)
+        evidence = gather([Snapshot(at, page) for at, page in rows], self._known)
+        if not up:
+            return Now(replica.name, up, silent, trouble)
+        return figures(replica.name, evidence, self._price, self._ttft_limit_s, silent)
+
+
+def figures(
+    name: str, e: Evidence, price: Price, ttft_limit_s: float | None = None, silent_s: float = 0.0
+) -> Now:
+    """What one replica's evidence comes to."""
+    account = Account(e)
+    made, busy, floor, step = (
+        e.per_s(e.generation_tokens), account.busy, account.floor, e.step_s
+    )  # fmt: skip
+    hourly = price.per_hour
+    used = (busy or 0.0) / step if step else None
+    ttft = e.histograms.ttft
+    inside = None
+    if ttft_limit_s is not None and ttft is not None and ttft.count:
+        inside = 1 - ttft.share_above(ttft_limit_s)[1]
+    return Now(
+        name, True, silent_s, None, e, diagnose(e),
+        ttft_s=_percentiles(e, "ttft"), itl_s=_percentiles(e, "itl"),
+        output_tokens_per_s=made, requests_per_s=e.per_s(e.requests),
+        preemptions_per_s=e.per_s(e.preemptions),
+        idle=None if busy is None else 1 - busy, share_of_bound=account.share_of_bound,
+        mbu=None if floor is None or used is None else floor.memory_s * used,
+        mfu=None if floor is None or used is None else floor.compute_s * used,
+        waste_usd_per_hour=None if hourly is None or busy is None else hourly * (1 - busy),
+        usd_per_million_output_tokens=(
+            hourly / (made * 3600) * 1e6 if hourly is not None and made else None
+        ),
+        attainment=inside,
+    )  # fmt: skip
+
+
+def _percentiles(e: Evidence, name: str) -> dict[str, float]:
+    values = getattr(e.histograms, name)
+    if values is None:
+        return {}
+    found = {word: values.estimate(share) for word, share in (("p50", 0.5), ("p95", 0.95))}
+    return {word: value for word, value in found.items() if value is not None}
+
+
+def _ttft_limit(slo: Slo | None) -> float | None:
+    """The strictest limit on a TTFT percentile, seconds."""
+    if slo is None:
+        return None
+    limits = [limit.value for limit in slo.limits if limit.key.startswith("ttft_")]
+    return min(limits) / 1e3 if limits else None
