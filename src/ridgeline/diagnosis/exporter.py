@@ -41,14 +41,15 @@ _GAUGES: dict[str, tuple[str, Callable[[Now], float | None]]] = {
 }  # fmt: skip
 _SUMS = ("output_tokens_per_second", "requests_per_second", "running_requests",
          "waiting_requests", "waste_usd_per_hour", "up")  # fmt: skip
-_QUANTILES = {"ttft_seconds": ("Time to first token.", "ttft_s"),
-              "itl_seconds": ("Time between tokens.", "itl_s")}  # fmt: skip
+_QUANTILES = {"ttft": ("time to first token", "ttft_s"), "itl": ("time between tokens", "itl_s")}
+_SHARES = ("p50", "p95")
 _PREFIX, _POOL = "ridgeline_replica_", "ridgeline_pool_"
 
 
 def names() -> frozenset[str]:
     """Every metric that the page can have."""
-    own = (*_GAUGES, *_QUANTILES, "finding_info")
+    quantiles = (f"{name}_{share}_seconds" for name in _QUANTILES for share in _SHARES)
+    own = (*_GAUGES, *quantiles, "finding_info")
     return frozenset({_PREFIX + n for n in own} | {_POOL + n for n in (*_SUMS, "replicas")})
 
 
@@ -68,12 +69,10 @@ def render(replicas: Sequence[Now]) -> str:
         if told and name in _SUMS:
             sums[name] = sum(v for _, v in told)
     for name, (text, field) in _QUANTILES.items():
-        rows = [
-            (_labels(replica=n.name, quantile=f"0.{word[1:]}"), value)
-            for n in replicas
-            for word, value in getattr(n, field).items()
-        ]
-        lines += _family(_PREFIX + name, text, rows)
+        for share in _SHARES:
+            told = [(n, v) for n in replicas if (v := getattr(n, field).get(share)) is not None]
+            rows = [(_labels(replica=n.name), value) for n, value in told]
+            lines += _family(f"{_PREFIX}{name}_{share}_seconds", f"The {share} {text}.", rows)
     rows = [
         (_labels(replica=n.name, id=f.id, kind=f.kind), 1.0) for n in replicas for f in n.findings
     ]

@@ -1,0 +1,180 @@
+"""`ridgeline watch` at size, and its exporter and rules before Debian's Prometheus."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ridgeline.diagnosis.exporter import Exporter, names, render, write_rules
+from ridgeline.diagnosis.live import Pool, Price
+from ridgeline.domain.slo import parse_slo
+from ridgeline.load.address import parse_address
+from support.situations import Q8
+from support.staging import load, serving, stage
+
+pytestmark = pytest.mark.acceptance
+
+ROOT = Path(__file__).parents[2]
+REPLICAS, SECONDS, MOST = 64, 20.0, 0.30
+SERVER = """
+import socketserver, sys, threading, time
+pages = [open(p, "rb").read() for p in sys.argv[3:]]
+begun = time.monotonic()
+class Handler(socketserver.StreamRequestHandler):
+    def handle(self):
+        while self.rfile.readline():
+            while self.rfile.readline() not in (b"\\r\\n", b""):
+                pass
+            if self.server.hangs:
+                time.sleep(600)
+            body = pages[min(len(pages) - 1, int(time.monotonic() - begun))]
+            head = b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body)
+            self.wfile.write(head + body)
+class Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+servers = []
+for number in range(int(sys.argv[1])):
+    server = Server(("127.0.0.1", 0), Handler)
+    server.hangs = number < int(sys.argv[2])
+    servers.append(server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+print(" ".join(str(s.server_address[1]) for s in servers), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def page_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    staged = stage(serving(Q8, max_num_seqs=8), load(users=40, prompt=256, duration=40.0))
+    files = []
+    for number, (_, text) in enumerate(staged.pages):
+        files.append(folder / f"{number:03d}.txt")
+        files[-1].write_text(text)
+    return files
+
+
+@contextmanager
+def replicas(count: int, hanging: int, pages: list[Path]) -> Iterator[list[str]]:
+    """Servers in a process of their own; so many of them never answer."""
+    words = [sys.executable, "-c", SERVER, str(count), str(hanging), *map(str, pages)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        ports = process.stdout.readline().split()
+        try:
+            yield [f"http://127.0.0.1:{int(port)}" for port in ports]
+        finally:
+            process.kill()
+
+
+def test_64_replicas_at_one_second_cost_little(page_files: list[Path]) -> None:
+    """CPU time of the command, not wall time; one of them hangs."""
+    with replicas(REPLICAS, 1, page_files) as urls:
+        words = [sys.executable, "-m", "ridgeline.cli.main", "watch", *urls, "--interval", "1",
+                 "--for", str(2 * SECONDS)]  # fmt: skip
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as command:
+            time.sleep(SECONDS / 2)  # imports and first connections
+            process = psutil.Process(command.pid)
+            before, begun = process.cpu_times(), time.monotonic()
+            time.sleep(SECONDS)
+            after, ended = process.cpu_times(), time.monotonic()
+            text, _ = command.communicate(timeout=60)
+    used = (after.user + after.system - before.user - before.system) / (ended - begun)
+    size = page_files[0].stat().st_size
+    print(f"\n{REPLICAS} replicas, pages of {size / 1e3:.0f} kB: {used:.1%} of a core")
+    named = {line.split(": ")[0] for line in text.splitlines() if "slots are full" in line}
+    assert named == set(urls[1:]), "the others are seen whatever the first does"
+    assert any(line.startswith(f"{urls[0]}: no answer") for line in text.splitlines())
+    assert used < MOST
+
+
+def _prometheus() -> Path:
+    found = subprocess.run([ROOT / "scripts/ensure_promtool.sh"], capture_output=True, text=True,
+                           check=True)  # fmt: skip
+    return Path(found.stdout.strip())
+
+
+def test_promtool_takes_the_page_and_the_rules(page_files: list[Path], tmp_path: Path) -> None:
+    tool = _prometheus() / "promtool"
+    rules = write_rules(tmp_path)
+    subprocess.run([tool, "check", "rules", *rules], check=True)
+    with replicas(3, 1, page_files) as urls:
+        page = _page(urls)
+    subprocess.run([tool, "check", "metrics"], input=page, text=True, check=True)
+
+
+def _page(urls: list[str]) -> str:
+    pool = Pool([parse_address(u) for u in urls], {}, price=Price(4.0),
+                slo=parse_slo("ttft_p95_ms=2000"))  # fmt: skip
+    with pool:
+        time.sleep(4.0)
+        return render(pool.now())
+
+
+CONFIG = """\
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: [{rules}/*.yml]
+scrape_configs:
+  - job_name: ridgeline
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+
+def test_prometheus_scrapes_the_exporter_and_fires_the_rules(
+    page_files: list[Path], tmp_path: Path
+) -> None:
+    write_rules(tmp_path / "rules")
+    with replicas(3, 0, page_files) as urls:
+        pool = Pool([parse_address(u) for u in urls], {}, price=Price(4.0))
+        with pool:
+            exporter = Exporter(0, lambda: render(pool.now()))
+            (tmp_path / "p.yml").write_text(
+                CONFIG.format(rules=tmp_path / "rules", port=exporter.port)
+            )
+            words = [str(_prometheus() / "prometheus"), f"--config.file={tmp_path / 'p.yml'}",
+                     f"--storage.tsdb.path={tmp_path / 'db'}",
+                     "--web.listen-address=127.0.0.1:19095"]  # fmt: skip
+            log = (tmp_path / "p.log").open("w")
+            with subprocess.Popen(words, stdout=log, stderr=log, env=os.environ) as process:
+                try:
+                    _until_told("ridgeline:pool_waiting_share")
+                    share = _until_told("ridgeline:pool_waiting_share")
+                    assert 0.6 < share < 0.95  # 32 of 40 wait
+                    assert _until_told("sum(ridgeline_replica_up)") == 3
+                    for name in names():
+                        _ask(name)  # a query that is refused would raise
+                finally:
+                    process.kill()
+                    exporter.close()
+                    log.close()
+
+
+def _until_told(query: str) -> float:
+    end = time.monotonic() + 40
+    while time.monotonic() < end:
+        try:
+            found = _ask(query)
+        except OSError:
+            found = []
+        if found:
+            return float(found[0]["value"][1])
+        time.sleep(0.5)
+    raise AssertionError(f"nothing for {query}")
+
+
+def _ask(query: str) -> list[dict[str, tuple[float, str]]]:
+    address = "http://127.0.0.1:19095/api/v1/query?" + urllib.parse.urlencode({"query": query})
+    with urllib.request.urlopen(address, timeout=5) as reply:
+        body = json.load(reply)
+    assert body["status"] == "success"
+    found: list[dict[str, tuple[float, str]]] = body["data"]["result"]
+    return found
