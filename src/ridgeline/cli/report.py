@@ -129,6 +129,10 @@ def _console(report: "StudyReport") -> "RenderableType":
     from ridgeline.report.console import single_run, study  # noqa: PLC0415  heavy for --help
     from ridgeline.report.kneetext import knee_console  # noqa: PLC0415
 
+    if report.tune is not None:
+        from ridgeline.report.tunetext import tune_console  # noqa: PLC0415
+
+        return tune_console(report.tune)
     if report.knee is not None:
         return knee_console(report.knee, wide=console().width >= WIDE)
     return single_run(report) if report.baseline is None else study(report)

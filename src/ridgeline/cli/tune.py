@@ -140,6 +140,7 @@ def _run(
 ) -> "TuneResult | None":
     """The tuning; None when the user stopped it."""
     from ridgeline.experiment.engines import engine_named  # noqa: PLC0415
+    from ridgeline.tuning.afterwards import ablate  # noqa: PLC0415
     from ridgeline.tuning.assembling import assembled, concluded, plan_words  # noqa: PLC0415
     from ridgeline.tuning.expecting import Oracle  # noqa: PLC0415
     from ridgeline.tuning.journal import TuneJournal  # noqa: PLC0415
@@ -149,21 +150,20 @@ def _run(
     from ridgeline.tuning.winning import write_winner  # noqa: PLC0415
 
     setting = setting_of(study)
-    with (
-        TuneJournal(folder) as journal,
-        LastingEngines(engine_named, setting.places, setting.configuration) as engines,
-        closing(Oracle(setting, folder)) as oracle,
-    ):
-        session = assembled(
-            setting, folder, engines, journal, watch, oracle=oracle, limits=limits,
-            command=command_line(), study_text=study.text, calibrate=calibrate, seed=seed,
-        )  # fmt: skip
-        for line in plan_words(session):
-            say(line)
-        found = session.run()
+    with TuneJournal(folder) as journal, closing(Oracle(setting, folder)) as oracle:
+        with LastingEngines(engine_named, setting.places, setting.configuration) as engines:
+            session = assembled(
+                setting, folder, engines, journal, watch, oracle=oracle, limits=limits,
+                command=command_line(), study_text=study.text, calibrate=calibrate, seed=seed,
+            )  # fmt: skip
+            for line in plan_words(session):
+                say(line)
+            found = session.run()
+            ablation = ablate(session, found) if found.complete else ()
         if not found.complete:
             return None
-        result = concluded(session, found)
+        say("the engines are down; the rest is worked out on the twin")
+        result = concluded(session, found, ablation)
         write_result(folder, result)
         write_winner(folder, study, file, setting, found.winner)
         return result

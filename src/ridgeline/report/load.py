@@ -43,6 +43,7 @@ from ridgeline.report.model import (
 from ridgeline.report.routertext import router_text
 from ridgeline.store.run_directory import StoredRun
 from ridgeline.store.study_directory import RunEntry, StudyDirectory
+from ridgeline.tuning.outcome import read_result
 
 _PARTS = "part."
 
@@ -105,6 +106,7 @@ def report_of(
         warnings=result.warnings,
         router_costs=tuple(router_text(cost) for cost in result.router_costs),
         knee=read_knee(directory) if sweeps else None,
+        tune=read_result(directory.path),
     )
 
 

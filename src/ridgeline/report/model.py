@@ -13,6 +13,7 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.run import Source
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.summary import Summary
+from ridgeline.tuning.outcome import TuneResult
 
 Mark = Literal["reproduced", "not reproduced", "reversed"]
 Comparison = Literal["clearly better", "clearly worse", "no clear difference"]
@@ -235,7 +236,8 @@ class StudyReport:
 
     `how` are (label, text) facts about the measurement, in the order shown. `gpus` names the
     baseline's hardware in words ("4 H100-SXM"). `load` is the offered load ("400 users").
-    `knee`: what a load sweep found; its rows are the levels.
+    `knee`: what a load sweep found; its rows are the levels. `tune`: what a tuning found; its rows
+    are the contenders of the duel.
     `warnings` are about how pairs were measured (far apart, on different servers), `router_costs`
     sentences about what routers cost.
     """
@@ -258,6 +260,7 @@ class StudyReport:
     warnings: tuple[str, ...] = ()
     router_costs: tuple[str, ...] = ()
     knee: KneeResult | None = None
+    tune: TuneResult | None = None
 
     def row(self, name: str | None) -> ExperimentRow | None:
         """The row of that name."""

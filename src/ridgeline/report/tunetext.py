@@ -1,6 +1,7 @@
 """A tuning's result in words: for the terminal here, for the page by the same functions."""
 
 import math
+from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -42,6 +43,39 @@ def tune_console(result: TuneResult) -> RenderableType:
     parts += [Text(f"note: {note}", style="yellow") for note in result.notes]
     parts += [Text("serve it with:", style="dim"), Text(result.winner.command)]
     return Group(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table of the page with what stands under it."""
+
+    key: str
+    title: str
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    notes: tuple[str, ...] = ()
+
+
+def sections(result: TuneResult) -> list[Section]:
+    """The page's tables, in order."""
+    found = []
+    if result.duel is not None:
+        rounds = f"{result.duel.rounds} rounds with seeds that the search never had; ended:"
+        notes = (f"{rounds} {result.duel.ended}.", *map(soak_words, result.soak))
+        title = "The duel: the baseline against the finalists"
+        found.append(Section("duel", title, duel_head(result), duel_rows(result), notes))
+    if result.ablation:
+        rows = ablation_rows(result.ablation)
+        found.append(Section("bought", "What each knob bought", ABLATION_HEAD, rows))
+    if result.envelope:
+        found.append(
+            Section("envelope", "How far the traffic may move", ENVELOPE_HEAD,
+                    envelope_rows(result.envelope), tuple(envelope_lines(result)[:1]))
+        )  # fmt: skip
+    notes = (f"The search ended: {result.ended}.", *result.notes)
+    title = f"The search: {len(result.trials)} trials, {spent(result)} in all"
+    found.append(Section("search", title, history_head(result), history_rows(result), notes))
+    return found
 
 
 def spent(result: TuneResult) -> str:
@@ -153,6 +187,20 @@ def envelope_lines(result: TuneResult) -> list[str]:
         return []
     by = f" against {result.envelope_by}" if result.envelope_by else ""
     return [f"Where the winner holds{by}, on the twin:", *map(reach_words, result.envelope)]
+
+
+ENVELOPE_HEAD = ("of the traffic", "the winner holds", "beyond that")
+
+
+def envelope_rows(reaches: tuple[Reach, ...]) -> list[tuple[str, ...]]:
+    """One row a property of the traffic."""
+    rows: list[tuple[str, ...]] = []
+    for one in reaches:
+        low = f"from above × {one.down:g}" if one.down is not None else f"from × {one.least:g}"
+        high = f"to below × {one.up:g}" if one.up is not None else f"to × {one.most:g}"
+        beyond = one.to or ("not tried" if one.down is None and one.up is None else "–")
+        rows.append((one.what, f"{low} {high}", beyond))
+    return rows
 
 
 def reach_words(one: Reach) -> str:

@@ -1,20 +1,20 @@
 """A session out of its parts: the space, the ground, the search, and what its end is judged by."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.knobs import Configuration
 from ridgeline.experiment.protocol import Calibrate
-from ridgeline.tuning import budgeting
+from ridgeline.tuning import afterwards, budgeting
 from ridgeline.tuning.budgeting import Limits
-from ridgeline.tuning.concluding import conclude
+from ridgeline.tuning.concluding import conclude, side_of
 from ridgeline.tuning.expecting import Oracle
 from ridgeline.tuning.journal import TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.measuring import StudyGround
-from ridgeline.tuning.outcome import TuneResult
+from ridgeline.tuning.outcome import Bought, TuneResult
 from ridgeline.tuning.ranges import space_of
 from ridgeline.tuning.risk import Risk
 from ridgeline.tuning.search import Search, Windows
@@ -25,7 +25,10 @@ from ridgeline.tuning.trial import Candidate, History
 from ridgeline.tuning.watching import TuneWatch
 
 STAND_IN = "H100-SXM"  # by which options are resolved where the GPU is not known; never a figure
-RISKS = {"exact": Risk.NEUTRAL, "numerics": Risk.NUMERICS, "lossy": Risk.LOSSY}
+UNJUDGED = (
+    "not applicable: a tuning does not judge answers itself, so only what is exact was tried; judge"
+    " a configuration with fewer bits by `ridgeline quality`"
+)
 LONG = 2.0  # windows of what may be best, over the shortest
 
 
@@ -48,9 +51,8 @@ def assembled(
         setting, folder, engines, journal, watch, oracle.expect, command, calibrate
     )
     space = space_for(setting)
-    risk = RISKS[setting.spec.risk] if judgeable(setting) else Risk.NEUTRAL
     windows = Windows(setting.window_s, max(LONG * setting.window_s, setting.workload.duration_s))
-    search = Search(space, ground, setting.slo, windows, seed=seed, risk=risk)
+    search = Search(space, ground, setting.slo, windows, seed=seed, risk=Risk.NEUTRAL)
     return Session(
         setting, folder, ground, oracle, search, standings_of(search), engines, journal, watch,
         limits, command, study_text, calibrate, space,
@@ -74,17 +76,6 @@ def standings_of(search: Search) -> Any:
         return found
 
     return ranked
-
-
-def judgeable(setting: Setting) -> bool:
-    """Whether the quality of what is not exact can be judged: real weights, really served."""
-    launch, knobs = setting.configuration.launch, setting.configuration.knobs
-    words = () if launch is None else launch.arguments
-    dummy = knobs.load_format == "dummy" or any(
-        word.endswith("=dummy") or (word == "dummy" and before == "--load-format")
-        for before, word in zip(("", *words), words, strict=False)
-    )
-    return not dummy and not setting.simulated
 
 
 def space_for(setting: Setting) -> Space:
@@ -132,7 +123,14 @@ def plan_words(session: Session) -> list[str]:
     return lines
 
 
-def concluded(session: Session, found: Found) -> TuneResult:
-    """The result with what is worked out at the end."""
-    parts: Mapping[str, Any] = {}
-    return conclude(session, found, **parts)
+def concluded(session: Session, found: Found, ablation: tuple[Bought, ...]) -> TuneResult:
+    """The result, with what is worked out on the twin at the end; no engine is needed for it."""
+    reaches, by = afterwards.envelope(session, found)
+    winner = side_of(session, found, found.winner)
+    quality = []
+    if session.setting.spec.risk != "exact":
+        quality.append(UNJUDGED)
+    return conclude(
+        session, found, ablation=ablation, envelope=reaches, envelope_by=by,
+        certificate=afterwards.certificate(session, found, winner), quality=quality,
+    )  # fmt: skip

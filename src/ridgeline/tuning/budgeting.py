@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from ridgeline.tuning.dueling import FEWEST_ROUNDS
+from ridgeline.tuning.dueling import PLAN
 from ridgeline.tuning.journal import Told
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.soaking import SOAK_S
@@ -29,7 +29,7 @@ def reserve_s(setting: Setting, limits: Limits, start_s: float) -> float:
     contenders = setting.spec.finalists + 1
     run_s = setting.run_s(setting.workload.duration_s)
     groups = 1 if contenders <= setting.places or setting.simulated else contenders
-    duel_s = groups * start_s + contenders * (FEWEST_ROUNDS * run_s + setting.cold_s)
+    duel_s = groups * start_s + contenders * (PLAN.least * run_s + setting.cold_s)
     needed_s = (duel_s + setting.run_s(SOAK_S)) * setting.configuration.gpus
     return needed_s if limits.gpu_s is None else min(needed_s, MOST_RESERVED * limits.gpu_s)
 

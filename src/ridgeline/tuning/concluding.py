@@ -8,7 +8,7 @@ from typing import Any
 from ridgeline.domain.summary import Summary
 from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.tuning.budgeting import spent_s
-from ridgeline.tuning.dueling import Duel
+from ridgeline.tuning.duel import Against
 from ridgeline.tuning.journal import Told
 from ridgeline.tuning.measuring import TRIALS
 from ridgeline.tuning.objective import UNITS, Goal, judge, nearest_miss
@@ -85,7 +85,7 @@ def side_of(session: Session, found: Found, candidate: Candidate) -> Side:
     duel = found.duel
     summary = None if duel is None else duel.merged(candidate)
     if duel is not None and summary is not None:
-        value = (duel.value(candidate), *_duel_interval(duel, candidate))
+        value = duel.estimate(candidate)
         made = replace(made, measured="duel")
         return _with(made, setting, summary, value, len(duel.summaries(candidate)))
     for trial in reversed(found.told.history.of(candidate)):
@@ -121,12 +121,6 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
-def _duel_interval(duel: Duel, candidate: Candidate) -> tuple[float | None, float | None]:
-    """95 % interval of the objective over the duel's rounds, None with fewer than two."""
-    found = duel.span(candidate)
-    return (None, None) if found is None else found[1:]
-
-
 def sentence(setting: Setting, found: Found, winner: Side, baseline: Side) -> str:
     """The answer in one sentence, with its numbers."""
     if not found.winner.change:
@@ -137,22 +131,24 @@ def sentence(setting: Setting, found: Found, winner: Side, baseline: Side) -> st
         return f"The baseline stays: {found.why}{dead}{tail}."
     text = f"Serve with {winner.words}: {_figures(winner)}"
     assert found.duel is not None
-    ratio = found.duel.ratio(found.winner, Candidate())
-    if ratio is not None:
-        text += f"; {change_words(ratio, setting.goal)}, {found.rounds} paired rounds"
+    pair = found.duel.against(found.winner, Candidate())
+    if pair is not None and pair.delta is not None:
+        text += f"; {change_words(pair, setting.goal)}, {found.rounds} paired rounds"
     before = f"; before: {_figures(baseline)}" if baseline.measured else ""
     miss = ", which misses the targets" if baseline.meets is False else ""
     return f"{text}{before}{miss}." if found.clear else f"{text}{before}{miss}; {found.why}."
 
 
-def change_words(ratio: tuple[float, float, float], goal: Goal) -> str:
-    """A ratio of the objective with its interval, in words; of cost what a token costs."""
-    mean, low, high = (100 * (r - 1) for r in ratio)
+def change_words(pair: Against, goal: Goal) -> str:
+    """A difference with its bounds, in words; of cost what a token costs."""
+    ratios = [None if v is None else 1 + v for v in (pair.delta, pair.low, pair.high)]
     of = UNITS[goal]
     if goal == "cost":
-        mean, high, low = (100 * (1 / r - 1) for r in ratio)
-        of = "USD per output token"
-    return f"{mean:+.0f} % {of} against the baseline (95 % interval {low:+.0f} to {high:+.0f} %)"
+        back = [None if not r else 1 / r for r in ratios]
+        ratios, of = [back[0], back[2], back[1]], "USD per output token"
+    mean, low, high = (None if r is None else 100 * (r - 1) for r in ratios)
+    text = f"{mean:+.0f} % {of} against the baseline"
+    return text if low is None or high is None else f"{text} ({low:+.0f} to {high:+.0f} %)"
 
 
 def _figures(side: Side) -> str:

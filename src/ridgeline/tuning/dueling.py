@@ -4,46 +4,41 @@ Its runs are the study of the tuning's directory: every contender is an experime
 round a repeat, so a report of the directory shows them like any study.
 """
 
-import hashlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ridgeline.domain.summary import Summary
-from ridgeline.experiment.plan import Plan, PlannedExperiment, file_name
+from ridgeline.experiment.plan import Plan, PlannedExperiment
 from ridgeline.experiment.protocol import Calibrate
 from ridgeline.experiment.runner import run_plan
-from ridgeline.experiment.statistics import merge
+from ridgeline.experiment.statistics import merge, t_interval
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
 from ridgeline.store.study_directory import StudyDirectory
+from ridgeline.tuning.duel import Against, DuelPlan, DuelState, Round, Word, stand
 from ridgeline.tuning.journal import TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.objective import judge, value_of
 from ridgeline.tuning.outcome import Duelist, DuelResult
-from ridgeline.tuning.setting import LONGEST_NAME, Setting
+from ridgeline.tuning.setting import Setting
+from ridgeline.tuning.shrink import shrink
 from ridgeline.tuning.trial import Candidate
 from ridgeline.tuning.watching import TrialsWatch, TuneWatch
 
 KIND = "tune"
 BASELINE = "baseline"
 FRESH_SEEDS = 1000  # added to the study's: no draw of the search comes again
-FEWEST_ROUNDS, MOST_ROUNDS = 3, 8
-LEVEL = 0.05
-EQUAL = 1.02  # contenders whose ratio lies inside need no further round
-NO_CLEAR = "no clear difference"
+PLAN = DuelPlan(contenders=2)
+NO_CLEAR: Word = "no clear difference"
 
 
-def name_of(candidate: Candidate) -> str:
-    """A contender as an experiment."""
-    if not candidate.change:
-        return BASELINE
-    words = file_name("-".join(f"{n}-{v}" for n, v in candidate.change.items()))
-    if len(words) <= LONGEST_NAME:
-        return words
-    digest = hashlib.sha256(repr(candidate.key).encode()).hexdigest()[:6]
-    return f"{words[: LONGEST_NAME - 7].rstrip('-.')}-{digest}"
+def names_of(candidates: Sequence[Candidate]) -> dict[str, str]:
+    """Contenders as experiments, by their words: baseline, finalist-1, ... (their changes are
+    long, and stand beside the names in every table).
+    """
+    return {c.words: f"finalist-{i}" if c.change else BASELINE for i, c in enumerate(candidates)}
 
 
 @dataclass(slots=True)
@@ -73,10 +68,8 @@ class Duel:
         rounds = self._rounds_on_disk()
         together = self.setting.simulated or len(self.candidates) <= self.setting.places
         begun, used_s = time.monotonic(), 0.0
-        while not self.watch.stop_asked():
-            if rounds >= FEWEST_ROUNDS and (self.decided() or rounds >= MOST_ROUNDS):
-                break
-            coming = rounds + 1 if together else max(rounds + 1, FEWEST_ROUNDS)
+        while not self.watch.stop_asked() and not self.standing().done:
+            coming = rounds + 1 if together else max(rounds + 1, PLAN.least)
             if rounds >= 1 and used_s + self.round_s > left_s:
                 break
             self._round(coming, left_s - used_s)
@@ -86,38 +79,49 @@ class Duel:
             used_s, begun = used_s + spent, time.monotonic()
         return rounds
 
-    def decided(self) -> bool:
-        """Whether the best that meets the targets is clearly ahead of every rival or clearly equal
-        to it.
-        """
-        leader = self.leader()
-        rivals = [c for c in self.candidates if c != leader and self.meets(c) is not False]
-        looks = MOST_ROUNDS - FEWEST_ROUNDS + 1
-        level = self.level / looks
-        found = [self.ratio(leader, c, level) for c in rivals]
-        return all(r is not None and (r[1] > 1 or _equal(r)) for r in found)
-
-    def beats(self, one: Candidate, other: Candidate) -> bool:
-        """Whether it is clearly better, however often the duel was looked at: half of LEVEL is
-        spent on the looks before the last, half on this one.
-        """
-        pairs = set(self.summaries(one)) & set(self.summaries(other))
-        found = self.ratio(one, other, self.level)
-        return len(pairs) >= FEWEST_ROUNDS and found is not None and found[1] > 1
+    def standing(self, dead: Collection[str] = ()) -> DuelState:
+        """How it stands; `dead`: words of those that are disqualified for another reason."""
+        barred = {
+            i for i, c in enumerate(self.candidates)
+            if self.meets(c) is False or c.words in dead
+        }  # fmt: skip
+        plan = replace(PLAN, contenders=len(self.candidates))
+        return stand(self.rounds, plan, frozenset(barred))
 
     @property
-    def level(self) -> float:
-        """The share of error that one comparison may take: there is one for each finalist."""
-        return LEVEL / 2 / max(len(self.candidates) - 1, 1)
+    def rounds(self) -> list[Round]:
+        """The objective by contender, a mapping a round."""
+        values = [self._values(c) for c in self.candidates]
+        most = max((n for found in values for n in found), default=0)
+        return [{i: v.get(n) for i, v in enumerate(values)} for n in range(1, most + 1)]
 
-    def leader(self) -> Candidate:
-        """The best of those that meet the targets as far as is known, else the baseline."""
-        may = [c for c in self.candidates if self.meets(c) is not False and self.value(c)]
-        return max(may, key=lambda c: self.value(c) or 0.0) if may else self.candidates[0]
+    def beats(self, one: Candidate, other: Candidate) -> bool:
+        """Whether it is clearly better, however often the duel was looked at."""
+        found = self.against(one, other)
+        return found is not None and found.word == "clearly better"
+
+    def against(self, one: Candidate, other: Candidate) -> Against | None:
+        """`one` over `other`, with the bounds and the word of the last look."""
+        a, b = self.candidates.index(one), self.candidates.index(other)
+        for pair in stand(self.rounds, replace(PLAN, contenders=len(self.candidates))).pairs:
+            if (pair.one, pair.other) == (a, b):
+                return pair
+            if (pair.one, pair.other) == (b, a):
+                return turned(pair)
+        return None
+
+    def estimate(self, candidate: Candidate) -> tuple[float | None, float | None, float | None]:
+        """(value, low, high): a finalist's without the winner's curse, the baseline's as it is."""
+        if not candidate.change:
+            found = self.span(candidate)
+            return found or (self.value(candidate), None, None)
+        number = self.candidates.index(candidate)
+        made = shrink(self.rounds, range(1, len(self.candidates))).get(number)
+        return (None, None, None) if made is None else (made.value, made.low, made.high)
 
     def summaries(self, candidate: Candidate) -> dict[int, Summary]:
         """Its valid runs by round."""
-        runs = self._runs.get(name_of(candidate), {})
+        runs = self._runs.get(self._name(candidate), {})
         return {n: r.summary for n, r in runs.items() if r.valid and r.summary is not None}
 
     def merged(self, candidate: Candidate) -> Summary | None:
@@ -138,49 +142,38 @@ class Duel:
         state, _ = judge(summary)
         return {"feasible": True, "infeasible": False}.get(state)
 
-    def ratio(
-        self, one: Candidate, other: Candidate, level: float = LEVEL
-    ) -> tuple[float, float, float] | None:
-        """(ratio, low, high) of one over the other from paired rounds; None with fewer than two."""
-        a, b = self._values(one), self._values(other)
-        steps = [math.log(a[n] / b[n]) for n in sorted(set(a) & set(b))]
-        return interval(steps, level)
-
     def span(self, candidate: Candidate) -> tuple[float, float, float] | None:
         """(value, low, high) of the objective over its rounds; None with fewer than two."""
-        return interval([math.log(v) for v in self._values(candidate).values()], LEVEL)
+        return interval([math.log(v) for v in self._values(candidate).values()])
 
     def result(self, rounds: int, estimates: Mapping[str, float]) -> DuelResult:
         """What came of it; `estimates`: the search's, by a candidate's words."""
-        if self.watch.stop_asked():
-            ended = "stopped by the user"
-        elif self.decided():
-            ended = "decided"
-        else:
-            ended = "the rounds planned for are over" if rounds >= MOST_ROUNDS else "the budget"
+        state = self.standing()
+        stopped = "stopped by the user" if self.watch.stop_asked() else "its budget is used"
         lines = [self._line(c, estimates.get(c.words)) for c in self.candidates]
-        return DuelResult(rounds, ended, tuple(lines))
+        return DuelResult(rounds, state.reason if state.done else stopped, tuple(lines))
 
     def _line(self, candidate: Candidate, searched: float | None) -> Duelist:
         base = self.candidates[0]
-        found = None if candidate == base else self.ratio(candidate, base)
+        found = None if candidate == base else self.against(candidate, base)
+        ratios = [None if v is None else 1 + v for v in
+                  (() if found is None else (found.delta, found.low, found.high))]  # fmt: skip
+        ratio, low, high = ratios or (None, None, None)
         pairs = len(set(self.summaries(candidate)) & set(self.summaries(base)))
-        ratio, low, high = found or (None, None, None)
-        verdict = "the baseline" if candidate == base else NO_CLEAR
-        if self.beats(candidate, base):
-            verdict = "clearly better"
-        elif self.beats(base, candidate):
-            verdict = "clearly worse"
-        runs = self._runs.get(name_of(candidate), {}).values()
+        verdict = "the baseline" if candidate == base else NO_CLEAR if found is None else found.word
+        runs = self._runs.get(self._name(candidate), {}).values()
         reasons = [r.failure.text for r in runs if r.failure is not None]
         reasons += [
             "; ".join(r.summary.verdict.reasons) for r in runs if r.state == "void" and r.summary
         ]
         return Duelist(
-            candidate.words, candidate.change, name_of(candidate), self.value(candidate),
+            candidate.words, candidate.change, self._name(candidate), self.estimate(candidate)[0],
             ratio, low, high, pairs, verdict, self.meets(candidate),
             "; ".join(dict.fromkeys(reasons)) or None, searched,
         )  # fmt: skip
+
+    def _name(self, candidate: Candidate) -> str:
+        return names_of(self.candidates)[candidate.words]
 
     def _values(self, candidate: Candidate) -> dict[int, float]:
         gpus = self.setting.served(candidate).gpus
@@ -190,16 +183,17 @@ class Duel:
         return {n: v for n, v in found.items() if v}
 
     def plan(self, rounds: int) -> Plan:
-        """The duel as a study's plan."""
+        """The duel as a study's plan; who is out of it is not measured any more."""
         load = replace(self.setting.workload, seed=self.setting.workload.seed + FRESH_SEEDS)
-        return Plan(
-            self.setting.study, KIND, BASELINE,
-            tuple(
-                PlannedExperiment(name_of(c), self.setting.served(c), load, c.words)
-                for c in self.candidates
-            ),
-            self.setting.slo, rounds, self.setting.api,
-        )  # fmt: skip
+        out = self.standing().out - {0} if self.rounds else frozenset()
+        made = []
+        for i, candidate in enumerate(self.candidates):
+            name = self._name(candidate)
+            repeats = max(len(self._runs.get(name, {})), 1) if i in out else None
+            served = self.setting.served(candidate)
+            made.append(PlannedExperiment(name, served, load, candidate.words, repeats))
+        setting = self.setting
+        return Plan(setting.study, KIND, BASELINE, tuple(made), setting.slo, rounds, setting.api)
 
     def _round(self, rounds: int, left_s: float) -> None:
         """Everything up to that round; what is there is not measured again."""
@@ -216,33 +210,37 @@ class Duel:
     def _rounds_on_disk(self) -> int:
         """Whole rounds from before the process was killed."""
         rounds = 0
-        while all(
-            is_finished(self.folder / f"{name_of(c)}-r{rounds + 1}") for c in self.candidates
-        ):
+        while rounds < PLAN.most:
+            out = self.standing().out - {0} if rounds else frozenset()
+            due = [c for i, c in enumerate(self.candidates) if i not in out]
+            if not all(is_finished(self._folder(c, rounds + 1)) for c in due):
+                break
             rounds += 1
-        self._read(rounds)
+            self._read(rounds)
         return rounds
+
+    def _folder(self, candidate: Candidate, number: int) -> Path:
+        return self.folder / f"{self._name(candidate)}-r{number}"
 
     def _read(self, rounds: int) -> None:
         for candidate in self.candidates:
-            name = name_of(candidate)
-            folders = {n: self.folder / f"{name}-r{n}" for n in range(1, rounds + 1)}
-            self._runs[name] = {n: read_run(f) for n, f in folders.items() if is_finished(f)}
+            folders = {n: self._folder(candidate, n) for n in range(1, rounds + 1)}
+            self._runs[self._name(candidate)] = {
+                n: read_run(f) for n, f in folders.items() if is_finished(f)
+            }
 
 
-def _equal(ratio: tuple[float, float, float]) -> bool:
-    """Whether nobody would pay for the difference."""
-    return ratio[1] > 1 / EQUAL and ratio[2] < EQUAL
+def turned(pair: Against) -> Against:
+    """The other one over the one."""
+    back = [None if v is None else -v / (1 + v) for v in (pair.delta, pair.high, pair.low)]
+    words: dict[Word, Word] = {"clearly worse": "clearly better", "clearly better": "clearly worse"}
+    word = words.get(pair.word, pair.word)
+    return Against(pair.other, pair.one, back[0], back[1], back[2], word, pair.rounds)
 
 
-def interval(steps: Sequence[float], level: float) -> tuple[float, float, float] | None:
-    """(ratio, low, high) from the log ratios of pairs, Student's t; None with fewer than two."""
-    from scipy.stats import t  # noqa: PLC0415  half a second to import
-
-    n = len(steps)
-    if n < 2:
+def interval(steps: Sequence[float]) -> tuple[float, float, float] | None:
+    """(mean, low, high) of values from their logarithms, Student's t; None with fewer than two."""
+    low, mean, high = t_interval(steps)
+    if low is None or high is None:
         return None
-    mean = sum(steps) / n
-    error = math.sqrt(sum((s - mean) ** 2 for s in steps) / (n - 1) / n)
-    reach = float(t.ppf(1 - level / 2, n - 1)) * error
-    return math.exp(mean), math.exp(mean - reach), math.exp(mean + reach)
+    return math.exp(mean), math.exp(low), math.exp(high)

@@ -24,8 +24,8 @@ from ridgeline.domain.slo import Slo, parse_slo
 from ridgeline.domain.summary import Summary
 from ridgeline.domain.workload import Workload
 from ridgeline.experiment.heldagainst import Held, agreement
-from ridgeline.experiment.predicting import Prediction, Predictor
-from ridgeline.tuning.objective import value_of
+from ridgeline.experiment.predicting import Predictor
+from ridgeline.tuning.objective import Goal, value_of
 from ridgeline.tuning.port import Expected
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.trial import Candidate, Trial
@@ -41,6 +41,7 @@ CORES_FOR_FIT = 4
 UNKNOWN = 0.5  # probability of meeting the targets where nothing is known
 CALIBRATION = "calibration.json"
 Key = tuple[tuple[str, str], ...]
+_Job = tuple[Configuration, Workload, Slo, Goal]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Oracle:
     """
 
     def __init__(self, setting: Setting, folder: Path, cores: int | None = None) -> None:
-        self._setting, self._folder = setting, folder
+        self.setting, self._folder = setting, folder
         self._cores = cores or len(os.sched_getaffinity(0))
         self._base = replace(setting.configuration, engine="twin", launch=None)
         self._load = _short(setting.workload)
@@ -88,7 +89,7 @@ class Oracle:
 
         `runs`: the folder of their runs. `tokens`: output tokens/s by a trial's number.
         """
-        if not self.known or self._setting.simulated:
+        if not self.known or self.setting.simulated:
             return
         for trial in trials:
             seen = tokens.get(trial.number)
@@ -112,13 +113,14 @@ class Oracle:
             f" outside its {LEVEL:.0%} bands; the search goes by what was measured"
         )
 
-    def predict(self, candidate: Candidate, workload: Workload) -> Prediction | None:
-        """A prediction under another load; None without a known GPU."""
+    def under(self, wanted: Sequence[tuple[Candidate, Workload]]) -> tuple[Expected, ...]:
+        """What is expected of candidates under other loads; nothing without a known GPU."""
         if not self.known:
-            return None
-        served = replace(self._setting.served(candidate), engine="twin", launch=None,
-                         calibration=self._base.calibration)  # fmt: skip
-        return Predictor(self._setting.slo)(served, workload, candidate.change)
+            return ()
+        setting = self.setting
+        jobs = [(self._twin(c), _short(load), setting.slo, setting.goal) for c, load in wanted]
+        found = self._looks_at(jobs)
+        return tuple(self._expected(c, x) for (c, _), x in zip(wanted, found, strict=True))
 
     def close(self) -> None:
         """End the worker processes."""
@@ -129,19 +131,21 @@ class Oracle:
 
     def _look(self, candidates: Sequence[Candidate]) -> None:
         todo = {c.key: c for c in candidates}
-        configurations = []
-        for candidate in todo.values():
-            served = self._setting.served(candidate)
-            configurations.append(replace(served, engine="twin", launch=None,
-                                          calibration=self._base.calibration))  # fmt: skip
-        goal, slo = self._setting.goal, self._setting.slo
-        jobs = [(c, self._load, slo, goal) for c in configurations]
+        goal, slo = self.setting.goal, self.setting.slo
+        jobs = [(self._twin(c), self._load, slo, goal) for c in todo.values()]
+        self._looks |= dict(zip(todo, self._looks_at(jobs), strict=True))
+
+    def _twin(self, candidate: Candidate) -> Configuration:
+        return replace(
+            self.setting.served(candidate), engine="twin", launch=None,
+            calibration=self._base.calibration,
+        )  # fmt: skip
+
+    def _looks_at(self, jobs: Sequence[_Job]) -> list[_Look]:
         workers = min(self._cores, MOST_WORKERS)
         if len(jobs) >= POOL_PAYS and workers > 1:
-            found = list(self._workers().map(_look_of, jobs, chunksize=2))
-        else:
-            found = [_look_of(job) for job in jobs]
-        self._looks |= dict(zip(todo, found, strict=True))
+            return list(self._workers().map(_look_of, jobs, chunksize=2))
+        return [_look_of(job) for job in jobs]
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
@@ -156,7 +160,7 @@ class Oracle:
             return Expected(candidate, refused=look.refused or "the twin gives no figure")
         sigmas = self._errors()
         chance = 1.0
-        for limit in self._setting.slo.limits:
+        for limit in self.setting.slo.limits:
             value = look.limits.get(limit.key)
             if value is None:
                 continue
@@ -174,7 +178,7 @@ class Oracle:
     def _errors(self) -> dict[str, float]:
         """Standard errors as logarithms by a figure's path; of throughput at least as it erred."""
         if self._sigmas is None:
-            full = Predictor(self._setting.slo)(self._base, self._load, {}, bands=True)
+            full = Predictor(self.setting.slo)(self._base, self._load, {}, bands=True)
             bands = {} if full.summary is None else full.summary.bands
             found = {path: math.log(b.high / b.low) / (2 * Z) for path, b in bands.items()}
             self._sigmas = {TOKENS: 0.2, **found}
@@ -225,7 +229,7 @@ def _short(workload: Workload) -> Workload:
     )
 
 
-def _look_of(job: tuple[Configuration, Workload, Slo, Any]) -> _Look:
+def _look_of(job: _Job) -> _Look:
     configuration, workload, slo, goal = job
     found = Predictor(slo)(configuration, workload, {})
     if found.summary is None:

@@ -64,8 +64,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Duelist:
-    """A contender of the duel against the baseline: paired ratio of the objective with its 95 %
-    interval (None with fewer than two pairs), and whether its runs meet the targets.
+    """A contender of the duel against the baseline: paired ratio of the objective with its bounds
+    at the level of the last look (None with too few pairs), and whether its runs meet the targets.
     """
 
     words: str

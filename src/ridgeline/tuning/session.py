@@ -12,8 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ridgeline.domain.errors import StoreError
+from ridgeline.experiment.ledger import begin_index
+from ridgeline.experiment.plan import plan_runs
 from ridgeline.experiment.protocol import Calibrate
 from ridgeline.store.run_directory import is_finished, read_run
+from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning import budgeting
 from ridgeline.tuning.budgeting import Limits
 from ridgeline.tuning.dueling import Duel
@@ -96,6 +99,7 @@ class Session:
                 where=str(self.journal.path),
                 fix="choose another folder with --out",
             )
+        self._show_baseline()
         if told.fingerprint is None:
             self.journal.write("begin", schema=SCHEMA, fingerprint=own, at=time.time())
             return
@@ -105,6 +109,16 @@ class Session:
         if told.open is not None:
             self.watch.told("the last question had no answer yet: it is put again")
             self._learn(self.ground.answer(told.open))
+
+    def _show_baseline(self) -> None:
+        """Make the directory a study at once, so that it can be reported on from the start."""
+        directory = StudyDirectory(self.folder)
+        if directory.exists():
+            return
+        plan = self._duel(()).plan(1)
+        directory.write_index(begin_index(plan, plan_runs(plan), directory, self.command, plan))
+        if self.study_text is not None:
+            directory.write_study_text(self.study_text)
 
     def _lost_s(self, told: Told) -> float:
         """GPU seconds of a killed process: from its last line to the last file that it wrote."""
@@ -267,7 +281,7 @@ def choose(duel: Duel, out: set[str]) -> tuple[Candidate, bool, str]:
         c for c in duel.candidates[1:]
         if c.words not in out and duel.meets(c) is not False and duel.value(c)
     ]  # fmt: skip
-    ranked = sorted(rivals, key=lambda c: duel.value(c) or 0.0, reverse=True)
+    ranked = sorted(rivals, key=lambda c: duel.estimate(c)[0] or 0.0, reverse=True)
     if duel.meets(baseline) is False:
         sure = [c for c in ranked if duel.meets(c)]
         if sure:

@@ -4,6 +4,7 @@ A configuration that starts is not one that serves: memory that a start does not
 the longest prompts come together. Nothing is recommended that was not loaded like this.
 """
 
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,16 +14,15 @@ from typing import Any
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines.twin import twin_of
-from ridgeline.experiment.plan import Plan, PlannedExperiment, plan_runs
+from ridgeline.experiment.plan import Plan, PlannedExperiment, file_name, plan_runs
 from ridgeline.experiment.protocol import recover
 from ridgeline.experiment.runner import run_plan
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
 from ridgeline.store.study_directory import StudyDirectory
-from ridgeline.tuning.dueling import name_of
 from ridgeline.tuning.journal import TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.outcome import Soaked
-from ridgeline.tuning.setting import Setting
+from ridgeline.tuning.setting import LONGEST_NAME, Setting
 from ridgeline.tuning.trial import Candidate
 from ridgeline.tuning.watching import TrialsWatch, TuneWatch
 
@@ -85,6 +85,13 @@ class Soak:
             and run.meta.fingerprint == asked.fingerprint
             and run.state != "interrupted"
         )
+
+
+def name_of(candidate: Candidate) -> str:
+    """The soak as an experiment."""
+    words = file_name("-".join(f"{n}-{v}" for n, v in candidate.change.items()) or "baseline")
+    digest = hashlib.sha256(repr(candidate.key).encode()).hexdigest()[:6]
+    return f"{words[:LONGEST_NAME].rstrip('-.')}-{digest}"
 
 
 def api_slo(setting: Setting) -> Any:

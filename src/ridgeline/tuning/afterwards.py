@@ -1,0 +1,207 @@
+"""What is worked out once there is a winner: what each of its knobs bought, how far the traffic may
+move before another one should be used, and how far it is from what no setting can beat.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from ridgeline.domain.errors import RidgelineError
+from ridgeline.domain.workload import Lengths, Workload
+from ridgeline.engines.twin import twin_of
+from ridgeline.experiment.capacity import bound_of, highest_bound
+from ridgeline.tuning import budgeting
+from ridgeline.tuning.certificate import certify
+from ridgeline.tuning.expecting import Oracle
+from ridgeline.tuning.journal import Asked
+from ridgeline.tuning.outcome import Bought, Reach, Side
+from ridgeline.tuning.port import Expected
+from ridgeline.tuning.search import Search
+from ridgeline.tuning.session import Found, Session
+from ridgeline.tuning.trial import Candidate, Trial
+
+LOADS = (0.25, 0.5, 0.7, 1.4, 2.0, 3.0)
+LENGTHS = (0.25, 0.5, 2.0, 4.0)
+AHEAD = 1.02  # another one wins when it gives more than this factor
+TOGETHER = ("tensor_parallel_size", "data_parallel_size")  # a layout is one change
+
+
+def ablate(session: Session, found: Found) -> tuple[Bought, ...]:
+    """The winner over the winner without each knob: measured where the budget still holds it."""
+    winner = found.winner
+    if not winner.change or session.watch.stop_asked():
+        return ()
+    without = parts_of(winner)
+    if len(without) == 1:
+        return (_by_duel(found, next(iter(without))),)
+    candidates = (winner, *without.values())
+    window_s = session.setting.window_s
+    cost_s = session.ground.cost_s(candidates, window_s)
+    told = session.journal.told()
+    kept = next((a for a in told.asked if a.phase == "ablation"), None)
+    affordable = session.limits.gpu_s is not None and cost_s <= budgeting.left_s(
+        session.limits, told
+    )
+    if session.setting.simulated or not (affordable or kept):
+        return _by_twin(session.oracle, winner, without)
+    first = max((t.number for t in told.trials), default=0) + 1
+    why = ("the winner beside its parts", *(f"what {k} bought" for k in without))
+    asked = kept or Asked(first, candidates, window_s, why, "ablation", time.time())
+    trials = session.ground.answer(asked) if kept else session.ground.put(asked)
+    return _by_trials(trials, winner, without)
+
+
+def parts_of(winner: Candidate) -> dict[str, Candidate]:
+    """By the name of a change, the winner without it."""
+    found: dict[str, Candidate] = {}
+    for name in winner.change:
+        names = TOGETHER if name in TOGETHER else (name,)
+        label = "layout" if name in TOGETHER else name
+        found[label] = Candidate({n: v for n, v in winner.change.items() if n not in names})
+    return found
+
+
+def _value_of(winner: Candidate, label: str) -> str:
+    if label == "layout":
+        return ", ".join(f"{n}={winner.change[n]}" for n in TOGETHER if n in winner.change)
+    return str(winner.change[label])
+
+
+def _by_duel(found: Found, label: str) -> Bought:
+    """A single change: the duel has measured it against the baseline."""
+    assert found.duel is not None
+    pair = found.duel.against(found.winner, Candidate())
+    ratios = [None if v is None else 1 + v for v in
+              ((None,) * 3 if pair is None else (pair.delta, pair.low, pair.high))]  # fmt: skip
+    ratio, low, high = ratios
+    by = "twin" if found.duel.setting.simulated else "measured"
+    return Bought(label, _value_of(found.winner, label), ratio, low, high, by, "by the duel")
+
+
+def _by_twin(
+    oracle: Oracle, winner: Candidate, without: Mapping[str, Candidate]
+) -> tuple[Bought, ...]:
+    if not oracle.known:
+        return ()
+    whole, *others = oracle.expect([winner, *without.values()])
+    lines = []
+    for label, one in zip(without, others, strict=True):
+        ratio = whole.value / one.value if whole.value and one.value else None
+        note = f"without it: {one.refused}" if one.refused else _missed(oracle, whole, one)
+        lines.append(Bought(label, _value_of(winner, label), ratio, None, None, "twin", note))
+    return tuple(lines)
+
+
+def _missed(oracle: Oracle, whole: Expected, one: Expected) -> str | None:
+    """Targets that it misses only without the knob."""
+    limits = {x.key: x.value for x in oracle.setting.slo.limits if x.key != "attainment"}
+    lost = [
+        f"{k} {v:.3g} > {limits[k]:g}"
+        for k, v in one.limits.items()
+        if k in limits and v > limits[k] >= whole.limits.get(k, math.inf)
+    ]
+    return f"without it {', '.join(lost)}" if lost else None
+
+
+def _by_trials(
+    trials: Sequence[Trial], winner: Candidate, without: Mapping[str, Candidate]
+) -> tuple[Bought, ...]:
+    by_key = {t.candidate.key: t for t in trials}
+    whole = by_key.get(winner.key)
+    lines = []
+    for label, candidate in without.items():
+        one = by_key.get(candidate.key)
+        shown = _value_of(winner, label)
+        if one is None or whole is None or not one.value or not whole.value:
+            note = "not measured" if one is None else f"without it: {one.state} {one.reason or ''}"
+            lines.append(Bought(label, shown, None, None, None, "measured", note.strip()))
+            continue
+        ratio = whole.value / one.value
+        error = math.hypot(_spread(whole), _spread(one))
+        lost = [m.key for m in one.limits if m.met is False]
+        note = f"without it {', '.join(lost)} is missed" if lost else "one run each"
+        low, high = (ratio / math.exp(error), ratio * math.exp(error)) if error else (None, None)
+        lines.append(Bought(label, shown, ratio, low, high, "measured", note))
+    return tuple(lines)
+
+
+def _spread(trial: Trial) -> float:
+    """Half of a trial's 95 % interval, as a logarithm; 0 without one."""
+    if not trial.low or not trial.high:
+        return 0.0
+    return math.log(trial.high / trial.low) / 2
+
+
+def envelope(session: Session, found: Found) -> tuple[tuple[Reach, ...], str | None]:
+    """How far load and lengths may move, one at a time, and what the winner is compared with."""
+    oracle, load = session.oracle, session.setting.workload
+    others = [c for c in (*found.finalists, Candidate()) if c.key != found.winner.key][:3]
+    synthetic = load.arrivals.trace is None and load.prompts.file is None and not load.classes
+    if not oracle.known or not found.winner.change or not others:
+        return (), None
+    kinds: dict[str, dict[float, Workload]] = {
+        "load": {f: replace(load, arrivals=load.arrivals.scaled(f)) for f in LOADS}
+    }
+    if synthetic:
+        prompt, output = load.prompts, load.outputs
+        kinds["prompt lengths"] = {
+            f: replace(load, prompts=replace(prompt, tokens=_times(prompt.tokens, f)))
+            for f in LENGTHS
+        }
+        kinds["output lengths"] = {
+            f: replace(load, outputs=replace(output, tokens=_times(output.tokens, f)))
+            for f in LENGTHS
+        }
+    points = [(what, f, w) for what, by in kinds.items() for f, w in by.items()]
+    contenders = [found.winner, *others]
+    looks = oracle.under([(c, w) for _, _, w in points for c in contenders])
+    beaten: dict[str, dict[float, str | None]] = {what: {} for what in kinds}
+    for i, (what, factor, _) in enumerate(points):
+        row = looks[i * len(contenders) : (i + 1) * len(contenders)]
+        beaten[what][factor] = _beaten_by(row)
+    reaches = tuple(_reach(what, by) for what, by in beaten.items())
+    rivals = "the other finalists and the baseline" if len(others) > 1 else "the baseline"
+    return reaches, rivals
+
+
+def _times(lengths: Lengths, factor: float) -> Lengths:
+    return Lengths(max(1.0, lengths.mean * factor), lengths.spread)
+
+
+def _beaten_by(row: Sequence[Expected]) -> str | None:
+    """Who should be used instead of the first one there; None while it holds."""
+    first, *others = row
+    sure = [e for e in others if e.value and e.feasible >= 0.5]
+    holds = bool(first.value) and first.feasible >= 0.5
+    better = [e for e in sure if not holds or (e.value or 0) > AHEAD * (first.value or 0)]
+    best = max(better, key=lambda e: e.value or 0.0, default=None)
+    if best is not None:
+        return best.candidate.words
+    return None if holds else "nothing that was compared meets the targets"
+
+
+def _reach(what: str, beaten: Mapping[float, str | None]) -> Reach:
+    down = max((f for f, by in beaten.items() if by and f < 1), default=None)
+    up = min((f for f, by in beaten.items() if by and f > 1), default=None)
+    to = beaten[up] if up is not None else beaten[down] if down is not None else None
+    return Reach(what, down, up, min(beaten), max(beaten), to)
+
+
+def certificate(session: Session, found: Found, winner: Side) -> dict[str, Any]:
+    """How far the winner is from the bounds, and what is still to be expected of searching."""
+    tokens, policy = winner.output_tokens_per_s_per_gpu, session.policy
+    if not session.oracle.known or not tokens or not isinstance(policy, Search):
+        return {}
+    served = replace(session.setting.served(found.winner), engine="twin", launch=None)
+    try:
+        twin = twin_of(served)
+    except RidgelineError:
+        return {}
+    load = session.setting.workload
+    made = certify(
+        tokens, bound_of(twin, load), highest_bound(twin, served, load, ()),
+        policy.outlook(session.journal.told().history),
+    )  # fmt: skip
+    return {**asdict(made), "lines": [made.sentence()[:1].upper() + made.sentence()[1:] + "."]}
