@@ -7,12 +7,15 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from ridgeline.cli.main import run as ridgeline
+from ridgeline.workload.schemas import schema_of
 from support.mock_server import MockServer, page, plain_stream
 
 STUDY = """\
@@ -97,6 +100,7 @@ def test_a_served_twin_with_few_slots(
     assert "try max_num_seqs -> 32" in text
     assert "predictions of the digital twin, not measurements" in text
     body = json.loads(out.read_text())
+    jsonschema.validate(body, schema_of("diagnosis"))
     first = body["findings"][0]
     assert (first["id"], first["confidence"]) == ("batch-ceiling", "high")
     gain = first["try"]["expected_gain"][0]
@@ -108,9 +112,44 @@ def test_a_served_twin_with_few_slots(
     named = [word for file in files for word in ("--from", str(file))]
     assert ridgeline(["doctor", *named, "--json", "-"]) == 0
     again = json.loads(capsys.readouterr().out)
+    jsonschema.validate(again, schema_of("diagnosis"))
     assert again["findings"][0]["id"] == "batch-ceiling"
     assert again["span_s"] == pytest.approx(body["span_s"], abs=0.5)
     assert again["findings"][0]["try"]["no_gain"].startswith("model and GPU are not known")
+
+
+@contextmanager
+def _process(*words: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_proxy_that_holds_requests_back_is_seen_by_the_probe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """150 ms in a proxy, in front of a server whose requests take about 60."""
+    port, out = free_port(), tmp_path / "d.json"
+    module = (sys.executable, "-m", "ridgeline.cli.main")
+    proxy = Path(__file__).parents[1] / "support" / "slow_proxy.py"
+    with ExitStack() as stack:
+        fixed = ("--fixed-ttft-ms", "20", "--fixed-itl-ms", "5")
+        stack.enter_context(_process(*module, "twin", "--port", str(port), *fixed))
+        direct = f"http://127.0.0.1:{port}"
+        _wait(lambda: urllib.request.urlopen(f"{direct}/health", timeout=1).close())
+        slow = stack.enter_context(_process(sys.executable, str(proxy), str(port), "0.15"))
+        assert slow.stdout is not None
+        behind = f"http://127.0.0.1:{int(slow.stdout.readline())}"
+        for url, named in ((direct, False), (behind, True)):
+            arguments = ["doctor", url, "--seconds", "1", "--probe", "--json", str(out)]
+            assert ridgeline(arguments) == 0
+            found = {f["id"]: f for f in json.loads(out.read_text())["findings"]}
+            assert ("between" in found) == named, found
+        share = found["between"]["share"]
+        assert found["between"]["confidence"] == "high"
+        assert 0.4 < share < 0.95
 
 
 PAGE = 'vllm:num_requests_running{{engine="0"}} {r}\nvllm:num_requests_waiting{{engine="0"}} {w}\n'

@@ -1,5 +1,6 @@
 """The reported cases of diagnosis (C-DI-..., C-ST-...): input as reported, what must be said."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -404,3 +405,18 @@ def test_nothing_that_can_be_read_is_said_so() -> None:
     assert "/health says 200" in first.title
     other = gather([Snapshot(0.0, parse_metrics("go_threads 4\n"), None)])
     assert diagnose(other)[0].id == "metrics-absent"
+
+
+def test_a_percentile_in_the_last_bucket_has_no_upper_end_and_is_valid_json() -> None:
+    def at(n: float) -> str:
+        beyond = {
+            'vllm:time_to_first_token_seconds_bucket{le="1.0"}': 0.0,
+            'vllm:time_to_first_token_seconds_bucket{le="+Inf"}': n,
+            "vllm:time_to_first_token_seconds_count": n,
+            "vllm:time_to_first_token_seconds_sum": 9 * n,
+        }
+        return page({R: 1, W: 0, KV: 0.1, MADE: 50 * n, STEPS: 50 * n, PROMPT: n, **beyond})
+
+    finding = findings(evidence(at(0), at(9)))["nothing-wrong"]
+    text = json.dumps(finding.to_json(), allow_nan=False)
+    assert "p95 TTFT above 1e+03 ms" in text

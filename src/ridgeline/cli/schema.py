@@ -8,7 +8,7 @@ from ridgeline.cli.output import write_json
 from ridgeline.domain.errors import BadInput, nearest
 
 # As in workload.schemas.KINDS, which is not imported for --help.
-KINDS = ("study", "summary", "study-result", "knee")
+KINDS = ("study", "summary", "study-result", "knee", "diagnosis")
 
 
 def schema(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Literal
 
 # limit: holds requests back now. fault: something is broken. note: true, but not what binds.
@@ -29,7 +30,12 @@ class Fact:
         """As plain values; what is not known is left out."""
         found = {"name": self.name, "value": self.value, "unit": self.unit, "low": self.low,
                  "high": self.high, "words": self.words}  # fmt: skip
-        return {k: v for k, v in found.items() if v is not None and v != ""}
+        return {k: v for k, v in found.items() if v not in (None, "") and not _endless(v)}
+
+
+def _endless(value: object) -> bool:
+    """JSON has no infinity: the end of a histogram's last bucket is left out."""
+    return isinstance(value, float) and not isfinite(value)
 
 
 @dataclass(frozen=True, slots=True)

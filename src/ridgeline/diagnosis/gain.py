@@ -14,9 +14,10 @@ from ridgeline.diagnosis.account import Account
 from ridgeline.diagnosis.distribution import Distribution
 from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Finding, Gain, Try
+from ridgeline.diagnosis.known import LOG
 from ridgeline.domain.bands import TOKENS, Z
 from ridgeline.domain.errors import RidgelineError
-from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.workload import (
     Arrivals,
     Lengths,
@@ -162,7 +163,7 @@ def _as_it_is(e: Evidence, configuration: Configuration, finding: Finding) -> Co
 
     The pool is told in bytes, so that a change of its type changes the tokens in it.
     """
-    knobs = configuration.knobs
+    knobs = _by_the_log(e, configuration.knobs)
     if e.known.max_num_seqs is None:
         seen = next((f.value for f in finding.evidence if f.name == "max_num_seqs"), None)
         if isinstance(seen, float):
@@ -179,6 +180,17 @@ def _as_it_is(e: Evidence, configuration: Configuration, finding: Finding) -> Co
     size = int(blocks * twin.memory.block_bytes)
     pinned = replace(knobs, num_gpu_blocks_override=None, kv_cache_memory_bytes=size)
     return replace(found, knobs=pinned)
+
+
+def _by_the_log(e: Evidence, knobs: Knobs) -> Knobs:
+    """The knobs, as the engine's own log has them where a study file says something else."""
+    names = {"max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_num_batched_tokens",
+             "max_model_len": "max_model_len", "eager": "enforce_eager"}  # fmt: skip
+    told = {
+        knob: getattr(e.known, field) for field, knob in names.items()
+        if e.known.sources.get(field) == LOG
+    }  # fmt: skip
+    return knobs.with_changes(told)
 
 
 def _changed(base: Configuration, before: Twin, change: Mapping[str, Any]) -> Any:

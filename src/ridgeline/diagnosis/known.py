@@ -21,6 +21,7 @@ from ridgeline.domain.model import shape
 from ridgeline.domain.workload import Workload
 from ridgeline.engines.vllm_log import read_start_up
 
+LOG = "the start-up log"
 _FIELDS = {
     "max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_num_batched_tokens",
     "max_model_len": "max_model_len", "eager": "eager", "capture": "max_capture_size",
@@ -109,7 +110,7 @@ def with_log(known: Known, log: str) -> Known:
     if start.stats_off and told.get("api_servers") is None and ranks is not None:
         told["api_servers"] = int(ranks[1])
     known = replace(known, stats_off=known.stats_off or start.stats_off)
-    return learn(known, told, "the start-up log")
+    return learn(known, told, LOG)
 
 
 def _argument(log: str, name: str) -> Any:

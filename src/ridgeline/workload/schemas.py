@@ -15,7 +15,7 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.summary import SUMMARY_SCHEMA, Summary
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-KINDS = ("study", "summary", "study-result", "knee")
+KINDS = ("study", "summary", "study-result", "knee", "diagnosis")
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "number"}
 
@@ -30,6 +30,8 @@ def schema_of(kind: str) -> dict[str, Any]:
         return {"$schema": DIALECT, "title": "Ridgeline summary", **_summary()}
     if kind == "knee":
         return {"$schema": DIALECT, "title": "Ridgeline knee", **_knee()}
+    if kind == "diagnosis":
+        return {"$schema": DIALECT, "title": "Ridgeline diagnosis", **_diagnosis()}
     assert kind == "study-result"
     return {"$schema": DIALECT, "title": "Ridgeline study result", **_study_result()}
 
@@ -50,6 +52,41 @@ def _knee() -> dict[str, Any]:
         "properties": {"schema": {"const": KNEE_SCHEMA}, **body["properties"]},
         "required": ["schema", *body["required"]],
     }
+
+
+def _diagnosis() -> dict[str, Any]:
+    """What `ridgeline doctor --json` writes (its own floor is above this one)."""
+    gain = _closed(
+        {
+            "metric": _TEXT, "ratio": _NUMBER, "low": _NUMBER, "high": _NUMBER,
+            "better": {"type": "boolean"}, "source": {"const": "twin"},
+        }
+    )  # fmt: skip
+    gains = {"anyOf": [{"type": "array", "items": gain}, {"type": "null"}]}
+    change = _closed({"knob": _TEXT, "value": _TEXT, "expected_gain": gains})
+    change["properties"] |= {"expect": _TEXT, "no_gain": _TEXT}
+    fact = _closed({"name": _TEXT, "words": _TEXT})
+    fact["properties"] |= {
+        "value": {"type": ["number", "string"]}, "unit": _TEXT, "low": _NUMBER, "high": _NUMBER,
+    }  # fmt: skip
+    finding = _closed(
+        {
+            "id": _TEXT, "title": _TEXT, "kind": {"enum": ["fault", "limit", "fine", "note"]},
+            "binds": _TEXT, "share": _NUMBER, "evidence": {"type": "array", "items": fact},
+            "confidence": {"enum": ["high", "medium", "low"]},
+            "try": {"anyOf": [change, {"type": "null"}]},
+            "more_tries": {"type": "array", "items": change},
+            "will_not_help": {"type": "array", "items": _closed({"knob": _TEXT, "why": _TEXT})},
+            "docs": _TEXT,
+        }
+    )  # fmt: skip
+    return _closed(
+        {
+            "schema": {"const": 1}, "source": {"const": "measured"},
+            "server": {"type": ["string", "null"]}, "span_s": _NUMBER,
+            "readings": {"type": "integer"}, "findings": {"type": "array", "items": finding},
+        }
+    )  # fmt: skip
 
 
 def _study_result() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The GPU itself: near its bound, or hardly used; and that nothing is wrong."""
 
 from collections.abc import Iterable
+from math import isfinite
 
 from ridgeline.diagnosis.account import WAITS, Account
 from ridgeline.diagnosis.evidence import Evidence
@@ -105,8 +106,9 @@ def nothing_wrong(e: Evidence) -> Iterable[Finding]:
         values = getattr(e.histograms, name)
         ends = None if values is None else values.quantile(0.95)
         if ends is not None:
-            facts.append(Fact(f"{name}_p95_s", ends[1], f"p95 {words} between {ms(ends[0])} and"
-                              f" {ms(ends[1])}", "s", *ends))  # fmt: skip
+            low, high = ends
+            where = f"between {ms(low)} and {ms(high)}" if isfinite(high) else f"above {ms(low)}"
+            facts.append(Fact(f"{name}_p95_s", high, f"p95 {words} {where}", "s", low, high))
     at = "" if share is None else f": you are at {share:.0%} of the bound"
     yield Finding("nothing-wrong", f"nothing wrong{at}", "fine", share or 0.0, "", tuple(facts),
                   "medium" if share is None else "high")  # fmt: skip
