@@ -19,7 +19,7 @@ from diagnosis_pages import (
     words,
 )  # fmt: skip
 
-from ridgeline.diagnosis.evidence import Known
+from ridgeline.diagnosis.evidence import Known, ProbeResult
 from ridgeline.diagnosis.gathering import Snapshot, gather
 from ridgeline.diagnosis.known import router_signs, with_log
 from ridgeline.diagnosis.ranking import diagnose
@@ -420,3 +420,27 @@ def test_a_percentile_in_the_last_bucket_has_no_upper_end_and_is_valid_json() ->
     finding = findings(evidence(at(0), at(9)))["nothing-wrong"]
     text = json.dumps(finding.to_json(), allow_nan=False)
     assert "p95 TTFT above 1e+03 ms" in text
+
+
+def test_a_probe_without_an_answer_beside_gauges_of_zero_is_a_hung_engine() -> None:
+    """An engine core that froze while idle: its gauges go on saying 0."""
+    text = page({R: 0, W: 0, KV: 0.0, MADE: 9, STEPS: 9, PROMPT: 1})
+    seen = replace(evidence(text, text), probe=ProbeResult(1, 0, silent_s=30.0))
+    first = diagnose(seen)[0]
+    assert (first.id, first.kind) == ("unanswered", "fault")
+    assert "/health says 200" in words(first)
+    queue = page({R: 4, W: 60, KV: 0.1, MADE: 9, STEPS: 9, PROMPT: 1})
+    busy = replace(evidence(queue, queue, apart_s=5), probe=ProbeResult(1, 0, silent_s=30.0))
+    (said,) = [f for f in diagnose(busy) if f.id == "unanswered"]
+    assert said.kind == "limit", "behind sixty others it may only wait"
+
+
+def test_a_queue_that_comes_and_goes_is_attributed_by_the_readings_that_have_one() -> None:
+    """As seen on a real vLLM with four slots whose clients were starved half of the time."""
+    rows = [(4, 28), (4, 25), (4, 28), (4, 27), (0, 0), (1, 0), (0, 0), (0, 0)]
+    pages = [
+        page({R: r, W: w, KV: 0.01, PRE: 0, STEPS: 500 * i, MADE: 2000 * i, PROMPT: 99 * i})
+        for i, (r, w) in enumerate(rows)
+    ]
+    first = diagnose(evidence(*pages, apart_s=1, known=Known(max_num_seqs=4)))[0]
+    assert (first.id, first.confidence) == ("batch-ceiling", "high")
