@@ -74,6 +74,7 @@ def tune(
     from ridgeline.cli.tuneprogress import TuneProgress  # noqa: PLC0415
     from ridgeline.report.tunetext import tune_console  # noqa: PLC0415
     from ridgeline.tuning.outcome import to_json  # noqa: PLC0415
+    from ridgeline.tuning.setting import setting_of  # noqa: PLC0415
     from ridgeline.workload.study import override  # noqa: PLC0415
     from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
 
@@ -84,7 +85,7 @@ def tune(
     limits = _limits(study, gpu_minutes, trials, minutes)
     _check(study, file)
     with stop_on_interrupt() as stop, display(quiet=quiet) as shown:
-        watch = TuneProgress(shown, stop)
+        watch = TuneProgress(shown, stop, setting_of(study).goal)
         calibrate = None if no_calibration else Calibrated(shown.note)
         result = _run(study, file, folder, limits, watch, calibrate=calibrate, seed=seed)
     if result is None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ridgeline.tuning.journal import Asked
     from ridgeline.tuning.trial import Trial
 
+UNITS = {"throughput_per_gpu": "tokens/s per GPU", "pareto": "tokens/s per GPU",
+         "goodput": "requests/s per GPU"}  # fmt: skip
 WORDS = {
     "feasible": "meets the targets", "unsure": "meets them perhaps", "infeasible": "misses them",
     "void": "void", "crashed": "crashed", "refused": "refused",
@@ -22,8 +24,8 @@ WORDS = {
 class TuneProgress:
     """A TuneWatch for the terminal."""
 
-    def __init__(self, shown: Display, stop: Stop) -> None:
-        self._shown, self._stop = shown, stop
+    def __init__(self, shown: Display, stop: Stop, goal: str) -> None:
+        self._shown, self._stop, self._goal = shown, stop, goal
         self._since: dict[str, float] = {}
         self._best: tuple[float, str] | None = None
         self._begun = False
@@ -61,9 +63,15 @@ class TuneProgress:
         parts = [] if gpu_s is None else [f"{_span(max(gpu_s, 0.0))} of GPU time left"]
         parts += [] if trials is None else [f"{trials} trials left"]
         if self._best is not None:
-            parts.insert(0, f"best so far: {self._best[1]} ({number(self._best[0])})")
+            parts.insert(0, f"best so far: {self._best[1]} ({self._words(self._best[0])})")
         if parts and self._begun:
             self._shown.note("; ".join(parts))
+
+    def _words(self, value: float) -> str:
+        """An objective: tokens per USD as the price that people know."""
+        if self._goal == "cost":
+            return f"${1e6 / value:.3g} per million output tokens"
+        return f"{number(value)} {UNITS.get(self._goal, '')}".strip()
 
     def stop_asked(self) -> bool:
         """True after the first Ctrl-C."""

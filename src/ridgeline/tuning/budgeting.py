@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ridgeline.tuning.dueling import PLAN
 from ridgeline.tuning.journal import Told
 from ridgeline.tuning.setting import Setting
-from ridgeline.tuning.soaking import SOAK_S
+from ridgeline.tuning.soaking import GRACE_S, SOAK_S
 
 MOST_RESERVED = 0.45  # of the whole budget: a search that may measure nothing finds nothing
 
@@ -30,7 +30,7 @@ def reserve_s(setting: Setting, limits: Limits, start_s: float) -> float:
     run_s = setting.run_s(setting.workload.duration_s)
     groups = 1 if contenders <= setting.places or setting.simulated else contenders
     duel_s = groups * start_s + contenders * (PLAN.least * run_s + setting.cold_s)
-    needed_s = (duel_s + setting.run_s(SOAK_S)) * setting.configuration.gpus
+    needed_s = (duel_s + setting.run_s(SOAK_S) + GRACE_S) * setting.configuration.gpus
     return needed_s if limits.gpu_s is None else min(needed_s, MOST_RESERVED * limits.gpu_s)
 
 

@@ -13,12 +13,12 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.bands import LEVEL, TOKENS, Z, value_at
-from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.slo import Slo, parse_slo
 from ridgeline.domain.summary import Summary
@@ -144,7 +144,10 @@ class Oracle:
     def _looks_at(self, jobs: Sequence[_Job]) -> list[_Look]:
         workers = min(self._cores, MOST_WORKERS)
         if len(jobs) >= POOL_PAYS and workers > 1:
-            return list(self._workers().map(_look_of, jobs, chunksize=2))
+            try:
+                return list(self._workers().map(_look_of, jobs, chunksize=2))
+            except BrokenProcessPool:  # a worker was killed, perhaps for memory: go on alone
+                self._pool, self._fit, self._cores = None, None, 1
         return [_look_of(job) for job in jobs]
 
     def _workers(self) -> ProcessPoolExecutor:
@@ -202,12 +205,15 @@ class Oracle:
     def _take_fit(self) -> None:
         if self._fit is None or not self._fit.done():
             return
-        with contextlib.suppress(RidgelineError):
-            body = self._fit.result()
-            path = self._folder / CALIBRATION
-            path.write_text(json.dumps(body) + "\n", encoding="utf-8")
-            self._take(body)
-        self._fit = None
+        done, self._fit = self._fit, None
+        try:
+            body = done.result()
+        except Exception as error:  # a fit that did not work out must not end a tuning
+            self.notes.append(f"the twin was not calibrated: {type(error).__name__}: {error}")
+            return
+        path = self._folder / CALIBRATION
+        path.write_text(json.dumps(body) + "\n", encoding="utf-8")
+        self._take(body)
 
     def _take(self, body: dict[str, Any]) -> None:
         known = read_calibration(self._folder / CALIBRATION)

@@ -28,6 +28,7 @@ from ridgeline.tuning.watching import TrialsWatch, TuneWatch
 
 SOAK = "soak"
 SOAK_S = 15.0  # window; every request that fits is in it from its start
+GRACE_S = 15.0  # for what is still running then: the question is whether it lives, not how fast
 MOST_USERS = 2048
 GIB = 2**30
 USUAL_SEQS = 256  # vLLM's own ceiling where nothing is given and no GPU says otherwise
@@ -47,7 +48,7 @@ class Soak:
 
     def expected_s(self, candidate: Candidate) -> float:
         """GPU seconds, without an engine start."""
-        return self.setting.run_s(SOAK_S) * self.setting.served(candidate).gpus
+        return (self.setting.run_s(SOAK_S) + GRACE_S) * self.setting.served(candidate).gpus
 
     def run(self, candidate: Candidate, left_s: float) -> Soaked | None:
         """Load it; None when the user stopped or the budget is used up."""
@@ -128,9 +129,11 @@ def worst_case(setting: Setting, candidate: Candidate) -> tuple[Workload, str]:
         outputs: Outputs = replace(load.outputs, tokens=Lengths(output))
         changed = replace(load, arrivals=arrivals, prompts=prompts, outputs=outputs)
         words = f"{users} requests at a time, each of {longest} prompt and {output} output tokens"
+    timeouts = replace(load.client.timeouts, grace_s=GRACE_S)
+    client = replace(load.client, timeouts=timeouts)
     changed = replace(
-        changed, duration_s=SOAK_S, warmup_s=min(load.warmup_s, SOAK_S), warmup_auto=False,
-        requests=None, seed=load.seed + 5000,
+        changed, client=client, duration_s=SOAK_S, warmup_s=min(load.warmup_s, SOAK_S),
+        warmup_auto=False, requests=None, seed=load.seed + 5000,
     )  # fmt: skip
     return changed, words
 

@@ -15,8 +15,6 @@ from ridgeline.tuning.judging import trial_of
 from ridgeline.tuning.objective import Goal
 from ridgeline.tuning.trial import Candidate, Trial
 
-COLD = "cold-"
-
 
 class TuneWatch(Protocol):
     """Follows a tuning. Implementations: the command line's progress, `SilentTuneWatch`."""
@@ -118,8 +116,7 @@ class TrialsWatch:
             self.over_s = max(self.over_s, took_s - traffic_s)
         wanted = self.wanted.get(name)
         if wanted is None:
-            if not name.startswith(COLD):
-                self.watch.ended(name, None, run)
+            self.watch.ended(name, None, run)
             return
         self.took_s[wanted.number] = self.took_s.get(wanted.number, 0.0) + took_s
         self.write(wanted, run, self.took_s[wanted.number] * wanted.gpus)
