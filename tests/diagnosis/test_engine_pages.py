@@ -1,5 +1,6 @@
 """Pages of several engines and releases: recorded by running them, else written and marked so."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,30 @@ def test_llama_cpp_recorded_with_two_slots_and_eight_users() -> None:
     assert "2 requests run" in first.title
     assert first.tries[0].knob.startswith("-np")
     assert first.tries[0].why_no_gain == "the twin is one of vLLM"
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "words_in_it"),
+    [
+        ("four-slots", "batch-ceiling", "4 requests run"),
+        ("few-blocks", "kv-memory", "preemption and recompute"),
+        ("frozen", "hung", "nothing moved for 31 s"),
+        ("short-requests", "nothing-wrong", "nothing wrong"),
+    ],
+)
+def test_vllm_0_32_recorded(name: str, first: str, words_in_it: str) -> None:
+    """On the CPU, eager; without its log, so that eager mode is not known."""
+    found = diagnose(_evidence(f"vllm-0.32.0-{name}"))
+    assert found[0].id == first
+    assert words_in_it in found[0].title
+
+
+def test_a_gauge_that_always_says_0_is_not_taken_for_idleness() -> None:
+    """Short requests: the page is rendered when a batch has just ended."""
+    seen = _evidence("vllm-0.32.0-short-requests")
+    assert seen.running is not None
+    assert seen.running.high == 0
+    assert (seen.per_s(seen.generation_tokens) or 0) > 500
+    assert "low-load" not in {f.id for f in diagnose(seen)}
+    known = replace(seen.known, eager=True)
+    assert diagnose(replace(seen, known=known))[0].id == "eager"

@@ -90,16 +90,18 @@ class Account:
     def busy(self) -> float | None:
         """Share of the time in which the engines work: steps times their mean time.
 
+        The gauge of running requests is not asked first: a page is rendered when the API server has
+        time for it, which is when a batch has just ended: of short requests it may always say 0.
         Without the counter of steps: the share of scrapes with requests running, roughly.
         """
         e = self.evidence
         if not e.rates_known or e.running is None:
             return None
-        if e.running.high == 0:
-            return 0.0
         steps, step = self._counted_steps, e.histograms.itl
         if steps is not None and step is not None and step.mean:
             return min(1.0, steps * step.mean / (e.span_s * e.replicas))
+        if e.running.high == 0 and not e.generation_tokens:
+            return 0.0
         return None if e.running.low == 0 else 1.0
 
     @cached_property
