@@ -106,7 +106,7 @@ def test_eager_and_prompts_that_share_nothing(
     four_slots: RealVllm, diagnose: Diagnose, tmp_path: Path
 ) -> None:
     """Three users of four slots: nothing waits, each step is launched kernel by kernel."""
-    with load(four_slots, 3, 256, 48, tmp_path / "b"):
+    with load(four_slots, 3, 256, 300, tmp_path / "b"):
         found = diagnose(four_slots)
     assert found["first"]["id"] == "eager", found
     assert "batch-ceiling" not in found
