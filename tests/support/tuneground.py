@@ -47,7 +47,7 @@ class FormulaGround:
         return tuple(found)
 
     def cost_s(self, candidates: Sequence[Candidate], window_s: float) -> float:
-        return self.start_s + len(candidates) * (window_s + 10.0)
+        return self.start_s + len(candidates) * (window_s + 10.0)  # distinct ones start together
 
     def measure_one(self, candidate: Candidate, number: int) -> Trial:
         """One trial of one candidate."""
@@ -55,9 +55,12 @@ class FormulaGround:
 
     def measure(self, ask: Ask, first: int) -> tuple[Trial, ...]:
         share = self.cost_s(ask.candidates, ask.window_s) / len(ask.candidates)
-        found = []
-        for number, candidate in enumerate(ask.candidates, first):
+        found: list[Trial] = []
+        for candidate in ask.candidates:
+            number = first + len(found)
             if self.crashes(candidate):
+                if any(t.candidate.key == candidate.key for t in found):
+                    continue
                 found.append(Trial(number, candidate, "crashed", gpu_s=share, reason="planted"))
                 continue
             random = np.random.default_rng([number, 77])

@@ -44,7 +44,7 @@ def searched(
     search, history = Search(SPACE, ground, SLO, WINDOWS, **options), History()
     while (ask := search.ask(history, budget - history.gpu_s)) is not None:
         history = history.with_trials(ground.measure(ask, len(history.trials) + 1))
-        assert len(history.trials) < 100
+        assert len(history.trials) < 200
     return search, history
 
 
@@ -54,7 +54,7 @@ def test_the_baseline_is_measured_first_and_a_right_twin_leads_there_at_once() -
     best = search.best(history)
     assert best is not None
     assert world(best.candidate)[0] >= 0.98 * 5000 * math.exp(0.1)
-    assert history.gpu_s < 2000  # the stopping rule ended it, not the budget
+    assert history.gpu_s < 4000  # the stopping rule ended it, not the budget
     assert len(history.of(best.candidate)) >= 2
     assert search.outlook(history).gain < 0.01
 
@@ -133,17 +133,18 @@ def test_a_crashed_trial_is_never_ranked_however_fast_a_crash_looks() -> None:
 
 
 def test_it_is_a_function_of_the_history_and_the_seed() -> None:
-    ground = FormulaGround(world, world, LIMITS, places=2)
-    _, history = searched(ground)
-    for count in (0, 2, 4):
-        cut = History(history.trials[:count])
-        fresh = [Search(SPACE, FormulaGround(world, world, LIMITS, places=2), SLO, WINDOWS)
-                 for _ in range(2)]  # fmt: skip
-        assert fresh[0].best(cut) == fresh[1].best(cut)  # asked in another order
-        first, second = (s.ask(cut, 5000.0) for s in fresh)
-        assert first == second
-        assert first is not None
-        assert first.candidates[0].key == history.trials[count].candidate.key
+    def fresh() -> Search:
+        return Search(SPACE, FormulaGround(world, world, LIMITS, places=2), SLO, WINDOWS)
+
+    ground, one, history = FormulaGround(world, world, LIMITS, places=2), fresh(), History()
+    for _ in range(3):
+        asked = one.ask(history, 5000.0)
+        assert asked is not None
+        other = fresh()
+        other.outlook(history)  # asked in another order
+        other.best(history)
+        assert other.ask(history, 5000.0) == asked
+        history = history.with_trials(ground.measure(asked, len(history.trials) + 1))
 
 
 def test_a_budget_is_kept_and_the_twin_is_asked_about_hundreds_not_thousands() -> None:

@@ -34,7 +34,9 @@ class Expected:
 class Ask:
     """What a policy wants measured: candidates whose engines may be up side by side.
 
-    window_s: how long each is measured. why: one line for each candidate, for the report.
+    One that is listed several times is started once and measured as often, under another seed each
+    time: a start costs several windows. window_s: how long each is measured. why: one line for each
+    candidate, for the report.
     """
 
     candidates: tuple[Candidate, ...]
@@ -53,10 +55,16 @@ class Ground(Protocol):
         """What the twin says of each, as calibrated by what was measured so far."""
 
     def cost_s(self, candidates: Sequence[Candidate], window_s: float) -> float:
-        """GPU seconds that measuring them together would take, engine starts included."""
+        """GPU seconds that measuring them together would take, engine starts included.
+
+        One that is listed several times starts once.
+        """
 
     def measure(self, ask: Ask, first: int) -> tuple[Trial, ...]:
-        """Measure; trials are numbered from `first`. What goes wrong is a state, no exception."""
+        """Measure; trials are numbered from `first`. What goes wrong is a state, no exception.
+
+        An engine that does not start gives one trial, however often it is listed.
+        """
 
 
 class Policy(Protocol):

@@ -28,7 +28,7 @@ from ridgeline.tuning.risk import Risk
 from ridgeline.tuning.space import Space
 from ridgeline.tuning.trial import Candidate, History, Trial
 
-ENOUGH = 0.01  # expected gain (log) of the best candidate below which nothing more is measured
+ENOUGH = 0.003  # expected gain (log) of the best candidate below which nothing more is measured
 SURE = 0.95  # probability of meeting every limit that the search's own answer must have
 DRAWS = 192
 SHORTLIST = 90  # candidates that are drawn jointly
@@ -38,6 +38,7 @@ DOUBTFUL = 0.1  # suspicion above which engines are not started side by side
 VOIDS = 2  # void trials of a candidate after which it is not tried again
 CONFIRMED = 2  # trials that the answer has at least, if the budget allows
 CONTENDERS = 3
+REPEATS = 3  # times that an engine which is up is measured: a start costs as much as six windows
 SMALLEST_SHARE = 0.002  # of requests outside their limits; a smaller one is the same
 _Z = 1.959964
 
@@ -165,12 +166,13 @@ class Search:
         """The largest beginning of the batch that the budget holds."""
         for count in range(len(rows), 0, -1):
             chosen = rows[:count]
-            candidates = [view.pool[r].candidate for r in chosen]
             old = again or all(view.count[r] for r in chosen)
             window = self._windows.long_s if old else self._windows.short_s
-            if self._ground.cost_s(candidates, window) <= left_s:
-                why = tuple(view.why(r) for r in chosen)
-                return Ask(tuple(candidates), window, why)
+            for times in (REPEATS, 1):
+                rows_ = [r for _ in range(times) for r in chosen]
+                candidates = [view.pool[r].candidate for r in rows_]
+                if self._ground.cost_s(candidates, window) <= left_s:
+                    return Ask(tuple(candidates), window, tuple(view.why(r) for r in rows_))
         return None
 
 
@@ -220,9 +222,12 @@ class _View:
 
     def batch(self, ground: Ground, windows: Windows, beside: int | None = None) -> list[int]:
         """Rows with the largest expected gain together for a GPU second; sets gain and leader."""
-        rows, worth = self._drawn
+        rows, worth, values = self._drawn
         incumbent = self._incumbent(rows, worth)
-        held, chosen = worth[:, incumbent].copy(), [] if beside is None else [beside]
+        # An incumbent that is sure enough to be named is not doubted for ever at its limits.
+        sure = self.feasible[rows[incumbent]] >= SURE
+        held = (values if sure else worth)[:, incumbent].copy()
+        chosen = [] if beside is None else [beside]
         gains = {r: self._gain(worth[:, i] - held, r) for i, r in enumerate(rows) if self._open[r]}
         if not gains:
             return chosen
@@ -275,33 +280,33 @@ class _View:
 
     def _cost(self, ground: Ground, windows: Windows, rows: Sequence[int]) -> float:
         old = all(self.count[r] for r in rows)
-        candidates = [self.pool[r].candidate for r in rows]
+        candidates = [self.pool[r].candidate for r in rows] * REPEATS
         return max(1e-9, ground.cost_s(candidates, windows.long_s if old else windows.short_s))
 
     def _gain(self, better: Floats, row: int) -> float:
         """Expected gain (log); of what one more noisy trial cannot tell less is gained."""
-        spread, noise = float(self._spread[row]), self.value.noise
+        spread, noise = float(self._spread[row]), self.value.noise / math.sqrt(REPEATS)
         told = spread / math.hypot(spread, noise)
         sure: float = (1.0 - float(self._suspects[row])) ** SHY
         return float(np.maximum(better, 0.0).mean()) * told * sure
 
     @cached_property
-    def _drawn(self) -> tuple[list[int], Floats]:
+    def _drawn(self) -> tuple[list[int], Floats, Floats]:
         """Draws of what candidates of the shortlist are worth: their log value where every limit
-        is met, else a floor below all that is of interest.
+        is met, else a floor below all that is of interest; and of the values alone.
         """
         hopeful = self._mean + self._spread + 0.5 * np.log(np.maximum(self.feasible, 1e-6))
         hopeful[~self._open] = -np.inf
         order = np.argsort(-hopeful, kind="stable")[:SHORTLIST].tolist()
         own = [r for r in range(len(self.pool)) if self.count[r]]
         rows = list(dict.fromkeys((0, *own, *order)))
-        worth = self.value.draws(rows, DRAWS, self._random)
+        values = self.value.draws(rows, DRAWS, self._random)
         floor = float(np.max(self._mean)) - FLOOR
-        met = np.ones_like(worth, dtype=bool)
+        met = np.ones_like(values, dtype=bool)
         for key, model in self._slow.items():
             met &= model.draws(rows, DRAWS, self._random) <= _log(key, self._limits[key])
         met &= self._shares_met[rows]
-        return rows, np.where(met, worth, np.minimum(worth, floor) - 1.0)
+        return rows, np.where(met, values, np.minimum(values, floor) - 1.0), values
 
     def _incumbent(self, rows: Sequence[int], worth: Floats) -> int:
         """Column of the measured candidate with the best mean worth, else of the baseline."""

@@ -1,0 +1,173 @@
+"""The real trials: configurations that were measured on H200 hosts, replayed.
+
+Space: batch ceiling, captured graphs, weights, eager. Seven of its points were measured, nine to
+three times each, in three studies (results/h200/one-gpu, knobs, two-gpus); the others count as
+refused. A trial is one of the stored runs, drawn by the seed; the truth is the geometric mean over
+all of them. What the twin believes has the constants that ship.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from benchmarks.tuning import real
+from benchmarks.tuning.ground import COLD_S, WARM_S, Truth, Z
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.records import Floats
+from ridgeline.domain.slo import slo_from_mapping
+from ridgeline.engines.twin import twin_of
+from ridgeline.experiment.planning import with_changes
+from ridgeline.experiment.predicting import Predictor
+from ridgeline.store.run_directory import StoredRun
+from ridgeline.tuning.port import Ask, Expected
+from ridgeline.tuning.ranges import space_of
+from ridgeline.tuning.space import Space
+from ridgeline.tuning.trial import Candidate, Miss, State, Trial
+
+STUDIES = ("one-gpu", "knobs", "two-gpus", "one-gpu-control")
+LIMITS = {"ttft_p95_ms": 2000.0, "itl_p95_ms": 20.0}
+VALUES = {
+    "max_num_seqs": (32, 64, 128), "max_cudagraph_capture_size": (None, 1024),
+    "quantization": (None, "fp8"), "enforce_eager": (False, True),
+    "max_num_batched_tokens": (4096,),
+}  # fmt: skip
+PLACES = 1  # one engine at a time: seven candidates would be two batches of four
+SHAPE = "Qwen/Qwen3-4B"  # of the served model, whose weights are random
+
+
+@cache
+def _measured() -> tuple[Space, Configuration, Any, tuple[Candidate, ...], tuple[Floats, ...]]:
+    """Space, baseline, workload, the candidates that were measured, and the runs of each: rows of
+    (output tokens/s, p95 TTFT in ms, p95 ITL in ms).
+    """
+    first = next(r for (s, e), runs in real.stored().items() if (s, e) == ("knobs", "seqs-32") for r in runs)  # fmt: skip  # noqa: E501
+    base = replace(first.meta.configuration, model=SHAPE, launch=None)
+    workload = first.meta.workload
+    space = space_of(base, workload, slo_from_mapping(LIMITS), wanted=VALUES, only=True)
+    found: dict[str, tuple[Candidate, list[Sequence[float]]]] = {}
+    for (study, experiment), runs in real.stored().items():
+        for run in runs:
+            candidate = _candidate(space, base, run) if study in STUDIES else None
+            if candidate is None or experiment.startswith(("short", "users", "two-gpus")):
+                continue
+            _, rows = found.setdefault(space.resolved(candidate).identity, (candidate, []))
+            rows.append(_figures(run))
+    candidates = tuple(c for c, _ in found.values())
+    return space, base, workload, candidates, tuple(np.array(r) for _, r in found.values())
+
+
+def _candidate(space: Space, base: Configuration, run: StoredRun) -> Candidate | None:
+    """The run's configuration as a change from the baseline."""
+    knobs = twin_of(replace(run.meta.configuration, model=SHAPE)).knobs
+    change: dict[str, Any] = {}
+    if knobs.max_num_seqs != base.knobs.max_num_seqs:
+        change["max_num_seqs"] = knobs.max_num_seqs
+    if run.meta.configuration.knobs.max_cudagraph_capture_size is not None:
+        change["max_cudagraph_capture_size"] = knobs.max_capture_size
+    if knobs.weights == "fp8":
+        change["quantization"] = "fp8"
+    if knobs.eager:
+        change["enforce_eager"] = True
+    candidate = Candidate(change)
+    return candidate if space.refused(candidate) is None else None
+
+
+def _figures(run: StoredRun) -> tuple[float, float, float]:
+    s = run.summary
+    assert s is not None
+    assert s.throughput.output_tokens_per_s is not None
+    assert s.ttft_s.p95 is not None
+    assert s.itl_s.p95 is not None
+    return s.throughput.output_tokens_per_s, 1e3 * s.ttft_s.p95, 1e3 * s.itl_s.p95
+
+
+@cache
+def _believed() -> Floats:
+    _, base, workload, candidates, _ = _measured()
+    predict, rows = Predictor(slo_from_mapping(LIMITS)), []
+    for candidate in candidates:
+        s = predict(with_changes(base, candidate.change), workload, candidate.change).summary
+        assert s is not None
+        rows.append((s.throughput.output_tokens_per_s, 1e3 * (s.ttft_s.p95 or 0.0),
+                     1e3 * (s.itl_s.p95 or 0.0)))  # fmt: skip
+    return np.array(rows, dtype=np.float64)
+
+
+class RealGround:
+    """The stored runs under one seed; a `Ground`."""
+
+    name = "h200-real"
+    limits = LIMITS
+    places = PLACES
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.space, _, _, self.candidates, self._runs = _measured()
+        self._rows = {self.space.resolved(c).identity: i for i, c in enumerate(self.candidates)}
+        self.crashing = np.zeros(len(self.candidates), dtype=bool)
+        figures = np.exp([np.log(rows).mean(axis=0) for rows in self._runs])
+        feasible = np.all(figures[:, 1:] <= np.array(list(LIMITS.values())), axis=1)
+        best = float(figures[feasible, 0].max()) if feasible.any() else math.nan
+        self.truth = Truth(figures, feasible, best)
+
+    def row(self, candidate: Candidate) -> int | None:
+        """Where the candidate stands; None where it was not measured."""
+        if self.space.refused(candidate) is not None:
+            return None
+        return self._rows.get(self.space.resolved(candidate).identity)
+
+    def expect(self, candidates: Sequence[Candidate]) -> tuple[Expected, ...]:
+        """What the twin says with the constants that ship."""
+        found = []
+        for candidate in candidates:
+            row = self.row(candidate)
+            if row is None:
+                found.append(Expected(candidate, refused="not among the stored runs"))
+                continue
+            value, *slow = (float(v) for v in _believed()[row])
+            limits = dict(zip(LIMITS, slow, strict=True))
+            chance = 0.8 if all(limits[k] <= v for k, v in LIMITS.items()) else 0.2
+            found.append(Expected(candidate, value, value / 1.5, value * 1.5, chance, None, limits))
+        return tuple(found)
+
+    def cost_s(self, candidates: Sequence[Candidate], window_s: float) -> float:
+        """As the other settings: starts side by side, windows in turn."""
+        start = real.starts()
+        fp8 = any(c.change.get("quantization") for c in candidates)
+        engines = len({c.key for c in candidates})
+        beside = start.beside_s * (engines - 1) + COLD_S * engines
+        return start.alone_s + start.fp8_s * fp8 + beside + (WARM_S + window_s) * len(candidates)
+
+    def measure(self, ask: Ask, first: int) -> tuple[Trial, ...]:
+        share = self.cost_s(ask.candidates, ask.window_s) / len(ask.candidates)
+        return tuple(
+            self._trial(n, c, ask.window_s, share) for n, c in enumerate(ask.candidates, first)
+        )
+
+    def one(self, candidate: Candidate, number: int, window_s: float) -> tuple[Floats, Floats]:
+        """One of the stored runs, and standard errors as noise of such runs is known."""
+        row = self.row(candidate)
+        assert row is not None
+        random = np.random.default_rng([self.seed, number])
+        rows = self._runs[row]
+        return rows[random.integers(len(rows))], np.sqrt(np.diag(real.noise().covariance))
+
+    def _trial(self, number: int, candidate: Candidate, window_s: float, gpu_s: float) -> Trial:
+        if self.row(candidate) is None:
+            return Trial(number, candidate, "refused")
+        figures, errors = self.one(candidate, number, window_s)
+        low, high = figures * np.exp(-Z * errors), figures * np.exp(Z * errors)
+        misses = tuple(
+            Miss(k, limit, float(figures[i]), float(low[i]), float(high[i]),
+                 True if high[i] <= limit else False if low[i] > limit else None)
+            for i, (k, limit) in enumerate(LIMITS.items(), 1)
+        )  # fmt: skip
+        state: State = "feasible" if all(m.met for m in misses) else "unsure"
+        if any(m.met is False for m in misses):
+            state = "infeasible"
+        return Trial(number, candidate, state, float(figures[0]), float(low[0]), float(high[0]),
+                     misses, window_s, gpu_s, seed=number)  # fmt: skip
