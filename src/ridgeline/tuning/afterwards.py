@@ -98,7 +98,7 @@ def _missed(oracle: Oracle, whole: Expected, one: Expected) -> str | None:
     """Targets that it misses only without the knob."""
     limits = {x.key: x.value for x in oracle.setting.slo.limits if x.key != "attainment"}
     lost = [
-        f"{k} {v:.3g} > {limits[k]:g}"
+        f"{k} {v:,.0f} > {limits[k]:g}" if v >= 100 else f"{k} {v:.3g} > {limits[k]:g}"
         for k, v in one.limits.items()
         if k in limits and v > limits[k] >= whole.limits.get(k, math.inf)
     ]
