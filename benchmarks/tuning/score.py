@@ -83,7 +83,9 @@ def _policy(ground: Any, name: str, seed: int) -> Policy:
     if name == "tpe":
         return Tpe(space, ground, SHORT_S, seed)
     slo = slo_from_mapping(ground.limits)
-    return Search(space, ground, slo, Windows(SHORT_S, LONG_S), seed=seed, risk=Risk.LOSSY)
+    return Search(
+        space, ground, slo, Windows(SHORT_S, LONG_S), seed=seed, risk=Risk.LOSSY, repeats=3
+    )
 
 
 def _answer(chooser: Policy, history: History) -> Candidate | None:

@@ -38,7 +38,6 @@ DOUBTFUL = 0.1  # suspicion above which engines are not started side by side
 VOIDS = 2  # void trials of a candidate after which it is not tried again
 CONFIRMED = 2  # trials that the answer has at least, if the budget allows
 CONTENDERS = 3
-REPEATS = 3  # times that an engine which is up is measured: a start costs as much as six windows
 SMALLEST_SHARE = 0.002  # of requests outside their limits; a smaller one is the same
 _Z = 1.959964
 
@@ -88,7 +87,8 @@ class Search:
 
     space, ground: what may be varied, and where it is measured (only `places`, `expect` and
     `cost_s` are asked). slo: the limits, latencies and shares. risk: the highest class that is
-    proposed; from NUMERICS on a candidate needs the quality gate, which random weights cannot pass.
+    proposed (repeats: how often an engine that is up is measured: a start costs as much as several
+    windows); from NUMERICS on a candidate needs the quality gate, which random weights cannot pass.
     """
 
     def __init__(
@@ -101,10 +101,12 @@ class Search:
         seed: int = 0,
         enough: float = ENOUGH,
         risk: Risk = Risk.NEUTRAL,
+        repeats: int = 1,
     ) -> None:
         self._space, self._ground, self._windows = space, ground, windows
         self._limits = {limit.key: limit.value for limit in slo.limits}
         self._seed, self._enough, self._risk = seed, enough, risk
+        self._repeats = repeats
         self._last: tuple[History, _View] | None = None
 
     def ask(self, history: History, left_s: float) -> Ask | None:
@@ -157,7 +159,13 @@ class Search:
         )  # fmt: skip
         allowed = [self._space.risk(e.candidate) <= self._risk for e in pool]
         return _View(
-            self._space, pool, history, allowed=allowed, limits=self._limits, random=random
+            self._space,
+            pool,
+            history,
+            allowed=allowed,
+            limits=self._limits,
+            random=random,
+            repeats=self._repeats,
         )
 
     def _fitting(
@@ -168,7 +176,7 @@ class Search:
             chosen = rows[:count]
             old = again or all(view.count[r] for r in chosen)
             window = self._windows.long_s if old else self._windows.short_s
-            for times in (REPEATS, 1):
+            for times in (self._repeats, 1):
                 rows_ = [r for _ in range(times) for r in chosen]
                 candidates = [view.pool[r].candidate for r in rows_]
                 if self._ground.cost_s(candidates, window) <= left_s:
@@ -188,7 +196,9 @@ class _View:
         allowed: Sequence[bool],
         limits: Mapping[str, float],
         random: np.random.Generator,
+        repeats: int,
     ) -> None:
+        self._repeats = repeats
         self.pool, self._limits, self._random = pool, limits, random
         self._places = space.places([e.candidate for e in pool])
         rows = {space.resolved(e.candidate).identity: i for i, e in enumerate(pool)}
@@ -280,12 +290,12 @@ class _View:
 
     def _cost(self, ground: Ground, windows: Windows, rows: Sequence[int]) -> float:
         old = all(self.count[r] for r in rows)
-        candidates = [self.pool[r].candidate for r in rows] * REPEATS
+        candidates = [self.pool[r].candidate for r in rows] * self._repeats
         return max(1e-9, ground.cost_s(candidates, windows.long_s if old else windows.short_s))
 
     def _gain(self, better: Floats, row: int) -> float:
         """Expected gain (log); of what one more noisy trial cannot tell less is gained."""
-        spread, noise = float(self._spread[row]), self.value.noise / math.sqrt(REPEATS)
+        spread, noise = float(self._spread[row]), self.value.noise / math.sqrt(self._repeats)
         told = spread / math.hypot(spread, noise)
         sure: float = (1.0 - float(self._suspects[row])) ** SHY
         return float(np.maximum(better, 0.0).mean()) * told * sure
