@@ -137,6 +137,17 @@ def test_an_engine_is_fresh_until_its_first_load_and_again_after_it_died() -> No
     assert starter.events.count("start 2") == 1
 
 
+def test_asking_an_engine_beside_its_runs_is_no_load_of_it() -> None:
+    starter = FakeStarter()
+    engine = kept(starter, (1, 2))
+    with engine.visit(configuration(1)) as endpoint:
+        assert endpoint.seqs == 1  # type: ignore[attr-defined]
+    assert engine.fresh(configuration(1)), "its cold run is still to come"
+    load(engine, 1)
+    assert not engine.fresh(configuration(1))
+    assert starter.events.count("start 1") == 1
+
+
 def test_an_engine_that_dies_again_and_again_is_given_up() -> None:
     starter = FakeStarter()
     engine = kept(starter, (1,))

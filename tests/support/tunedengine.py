@@ -1,7 +1,8 @@
 """A tuning on an engine that answers by arithmetic, as a library and as a process to be killed.
 
-`python tunedengine.py FOLDER [KILLED]`: a tuning of ten trials into FOLDER; with KILLED it dies by
-SIGKILL in the middle of that run (by the run's id), once.
+`python tunedengine.py FOLDER [KILLED [PROMPTS KV=URL...]]`: a tuning of ten trials into FOLDER;
+with KILLED above 0 it dies by SIGKILL in the middle of that run (counted from 1), once. With URLs,
+by KV type, it is of FEWER and its answers are judged.
 
 The engine: every request waits 100 ms / speed and gives a token every 10 ms / speed; speed is
 max_num_seqs / 100, slowed by the square of how far max_num_batched_tokens is from 2048 (in
@@ -15,8 +16,8 @@ import os
 import signal
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workl
 from ridgeline.engines.base import DrivePlan, Endpoint
 from ridgeline.tuning.budgeting import Limits
 from ridgeline.tuning.expecting import Oracle
+from ridgeline.tuning.gate import Gate
 from ridgeline.tuning.journal import TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.measuring import StudyGround
@@ -40,6 +42,7 @@ from ridgeline.tuning.trial import Candidate, History
 from ridgeline.tuning.watching import SilentTuneWatch, TuneWatch
 from ridgeline.workload.study import TuneSpec
 
+SCRIPT_FOLDER = Path(__file__).parent
 TTFT_NS, GAP_NS = 100_000_000, 10_000_000
 LOAD = Workload(
     Arrivals(users=8), Prompts(Lengths(20, 0.5)), Outputs(Lengths(30, 0.5)),
@@ -47,10 +50,14 @@ LOAD = Workload(
 )  # fmt: skip
 
 
+FEWER_BITS = ("fp8", "fp8_e5m2", "int8_per_token_head")  # half as fast again
+
+
 def speed(configuration: Configuration) -> float:
     knobs = configuration.knobs
     off = math.log2((knobs.max_num_batched_tokens or 2048) / 2048)
-    return (knobs.max_num_seqs or 100) / 100 / (1 + 0.1 * off * off)
+    fewer_bits = 1.5 if knobs.kv_cache_dtype in FEWER_BITS else 1.0
+    return fewer_bits * (knobs.max_num_seqs or 100) / 100 / (1 + 0.1 * off * off)
 
 
 @dataclass
@@ -58,6 +65,10 @@ class TunedEndpoint:
     engine: "TunedEngine"
     configuration: Configuration
     source: str = "measured"
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return self.engine.urls_of(self.configuration)
 
     def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
         load, seqs = plan.schedule.workload, self.configuration.knobs.max_num_seqs or 100
@@ -113,6 +124,11 @@ class TunedEngine:
     kill_at: int | None = None  # the process dies in the middle of this drive, from 1
     drives: int = 0
     started: list[int | None] = field(default_factory=list)
+    servers: Mapping[str, str] = field(default_factory=dict)  # URL by KV type, for the gate
+
+    def urls_of(self, configuration: Configuration) -> tuple[str, ...]:
+        url = self.servers.get(configuration.knobs.kv_cache_dtype or "auto")
+        return () if url is None else (url,)
 
     @contextlib.contextmanager
     def start(self, configuration: Configuration) -> Iterator[Endpoint]:
@@ -143,9 +159,12 @@ def best_first(history: History) -> list[tuple[Candidate, float]]:
     return list({t.candidate.key: (t.candidate, t.value or 0.0) for t in ranked}.values())
 
 
-def setting(slo: str = "ttft_p95_ms=500", *, seqs: int = 100, finalists: int = 3) -> Setting:
+def setting(
+    slo: str = "ttft_p95_ms=500", *, seqs: int = 100, finalists: int = 3, risk: str = "exact"
+) -> Setting:
     base = Configuration("m", Knobs(max_num_seqs=seqs), "fake", price_per_gpu_hour=2.0)
-    return Setting("s", base, LOAD, parse_slo(slo), "chat", TuneSpec(finalists=finalists))
+    spec = TuneSpec(finalists=finalists, risk=risk)
+    return Setting("s", base, LOAD, parse_slo(slo), "chat", spec)
 
 
 @contextlib.contextmanager
@@ -166,7 +185,7 @@ def session(
         ground = StudyGround(made, folder, engines, journal, told, oracle.expect, "test")
         yield Session(
             made, folder, ground, oracle, policy, best_first, engines, journal, told,
-            limits or Limits(),
+            limits or Limits(), Gate(made, folder, engines, journal, told, lambda: 1.0),
         )  # fmt: skip
 
 
@@ -176,10 +195,21 @@ TEN = [
     *(Candidate({"max_num_seqs": 160, "max_num_batched_tokens": n}) for n in (1024, 4096, 8192)),
     Candidate({"max_num_seqs": 150}),
 ]
+FEWER = [
+    Candidate(),
+    *(Candidate({"max_num_seqs": n}) for n in (120, 140)),
+    *(Candidate({"max_num_seqs": n, "kv_cache_dtype": "fp8"}) for n in (140, 130)),
+]
 
 
 if __name__ == "__main__":
     kill_at = int(sys.argv[2]) if len(sys.argv) > 2 else None
-    with session(Path(sys.argv[1]), Listed(TEN), TunedEngine(kill_at=kill_at)) as begun:
+    urls = dict(word.split("=", 1) for word in sys.argv[4:])
+    made = TunedEngine(kill_at=kill_at, servers=urls)
+    listed, asked = TEN, setting()
+    if urls:
+        judged = replace(setting(risk="lossy").spec, quality_prompts=sys.argv[3])
+        listed, asked = FEWER, replace(asked, spec=judged)
+    with session(Path(sys.argv[1]), Listed(listed), made, asked) as begun:
         found = begun.run()
         print(found.winner.words, found.clear, found.rounds)

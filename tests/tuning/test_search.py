@@ -59,6 +59,27 @@ def test_the_baseline_is_measured_first_and_a_right_twin_leads_there_at_once() -
     assert search.outlook(history).gain < 0.01
 
 
+def test_what_may_not_win_is_neither_measured_again_nor_the_answer() -> None:
+    """The fastest change is barred once it was measured: the search goes on to the next best."""
+    seen: list[Candidate] = []
+
+    def barred(candidate: Candidate) -> str | None:
+        return "fail" if seen and candidate.change.get("quantization") == "fp8" else None
+
+    ground = FormulaGround(world, world, LIMITS)
+    search = Search(SPACE, ground, SLO, WINDOWS, risk=Risk.NUMERICS, barred=barred)
+    history = History()
+    while (ask := search.ask(history, 6000 - history.gpu_s)) is not None:
+        assert not seen or all(c.change.get("quantization") != "fp8" for c in ask.candidates)
+        history = history.with_trials(ground.measure(ask, len(history.trials) + 1))
+        seen += [c for c in ask.candidates if c.change.get("quantization") == "fp8"]
+    assert seen, "it was measured until it was barred"
+    best = search.best(history)
+    assert best is not None
+    assert best.candidate.change.get("quantization") is None
+    assert world(best.candidate)[0] >= 0.95 * 5000
+
+
 def test_a_misled_twin_costs_time_but_not_the_answer() -> None:
     search, history = searched(FormulaGround(world, misled, LIMITS), 6000, risk=Risk.NUMERICS)
     best = search.best(history)

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from ridgeline.domain.run import Watch
     from ridgeline.store.run_directory import StoredRun
     from ridgeline.tuning.journal import Asked
-    from ridgeline.tuning.trial import Trial
+    from ridgeline.tuning.outcome import Judged
+    from ridgeline.tuning.trial import Candidate, Trial
 
 UNITS = {"throughput_per_gpu": "tokens/s per GPU", "pareto": "tokens/s per GPU",
          "goodput": "requests/s per GPU"}  # fmt: skip
@@ -27,7 +28,7 @@ class TuneProgress:
     def __init__(self, shown: Display, stop: Stop, goal: str) -> None:
         self._shown, self._stop, self._goal = shown, stop, goal
         self._since: dict[str, float] = {}
-        self._best: tuple[float, str] | None = None
+        self._good: list[tuple[float, Candidate]] = []  # what may win, with the objective
         self._begun = False
 
     def asked(self, asked: "Asked", expected_s: float) -> None:
@@ -50,20 +51,27 @@ class TuneProgress:
         if trial is not None and trial.state != "void":
             text = f"{WORDS[trial.state]}: {one_line(trial.reason or text)}"
         if trial is not None and trial.value and trial.state in ("feasible", "unsure"):
-            best = (trial.value, trial.candidate.words)
-            self._best = best if self._best is None else max(self._best, best)
+            self._good.append((trial.value, trial.candidate))
         self._shown.end(name, f"{text} ({took:.1f} s)")
 
     def told(self, text: str) -> None:
         """Say it."""
         self._shown.note(one_line(text))
 
+    def judged(self, judged: "Judged") -> None:
+        """Say the verdict; what holds a change that did not pass is no best so far any more."""
+        self.told(f"quality: {judged.words}: {judged.sentence()}")
+        if not judged.may_win:
+            part = judged.part.items()
+            self._good = [(v, c) for v, c in self._good if not part <= c.change.items()]
+
     def left(self, gpu_s: float | None, trials: int | None) -> None:
         """Say the best so far and what is left."""
         parts = [] if gpu_s is None else [f"{_span(max(gpu_s, 0.0))} of GPU time left"]
         parts += [] if trials is None else [f"{trials} trials left"]
-        if self._best is not None:
-            parts.insert(0, f"best so far: {self._best[1]} ({self._words(self._best[0])})")
+        if self._good:
+            value, candidate = max(self._good, key=lambda pair: pair[0])
+            parts.insert(0, f"best so far: {candidate.words} ({self._words(value)})")
         if parts and self._begun:
             self._shown.note("; ".join(parts))
 

@@ -116,6 +116,11 @@ class StartedEndpoint:
         self._beside = Beside()
         self._stalled: str | None = None
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The base URL of each replica."""
+        return tuple(replica.url for replica in self._replicas)
+
     def alive(self) -> bool:
         """True while every process runs and the engine takes steps."""
         return self._stalled is None and all(

@@ -141,13 +141,19 @@ class ResidentEngine:
     @contextlib.contextmanager
     def start(self, configuration: Configuration) -> Iterator[Endpoint]:
         """The configuration's endpoint, started now unless it is up; it stays up afterwards."""
+        with self.visit(configuration) as endpoint:
+            self._slots[self._key(configuration)].loads += 1
+            yield endpoint
+
+    @contextlib.contextmanager
+    def visit(self, configuration: Configuration) -> Iterator[Endpoint]:
+        """As `start`, but what is asked of it counts as no load; see `fresh`."""
         key = self._key(configuration)
         slot = self._slots[key]
         if not slot.up and slot.error is None:
             self._bring_up(key)
         if slot.endpoint is None or slot.error is not None:
             raise slot.error or RunFailed("the engine is not up", where="engine")
-        slot.loads += 1
         yield slot.endpoint
 
     @property

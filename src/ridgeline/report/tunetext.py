@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -9,10 +10,22 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline.report import numbers
+from ridgeline.report.quality import figure
 from ridgeline.tuning.objective import UNITS
-from ridgeline.tuning.outcome import Bought, Duelist, Line, Reach, Side, Soaked, TuneResult
+from ridgeline.tuning.outcome import (
+    Bought,
+    Duelist,
+    Judged,
+    Line,
+    Reach,
+    Side,
+    Soaked,
+    TuneResult,
+)
+from ridgeline.tuning.quality_figures import Figure
 
 PER_USD = UNITS["cost"]
+NO_FIGURE = "–"
 SHORT = 90  # characters of a reason on the terminal
 STATES = {
     "feasible": "✓ meets the targets", "unsure": "? may meet them", "infeasible": "✗ misses them",
@@ -33,6 +46,9 @@ def tune_console(result: TuneResult) -> RenderableType:
         parts.append(_table("The duel", duel_head(result), duel_rows(result)))
         parts.append(Text(f"{result.duel.rounds} rounds; ended: {result.duel.ended}", style="dim"))
     parts += [Text(soak_words(one)) for one in result.soak]
+    if result.judged:
+        parts.append(Text(f"\n{JUDGED_TITLE}", style="bold"))
+        parts += [Text(line) for line in judged_lines(result)]
     if result.ablation:
         parts.append(_table("What each knob bought", ABLATION_HEAD, ablation_rows(result.ablation)))
     parts += [Text(line) for line in envelope_lines(result)]
@@ -64,6 +80,9 @@ def sections(result: TuneResult) -> list[Section]:
         notes = (f"{rounds} {result.duel.ended}.", *map(soak_words, result.soak))
         title = "The duel: the baseline against the finalists"
         found.append(Section("duel", title, duel_head(result), duel_rows(result), notes))
+    if result.judged:
+        found.append(Section("quality", JUDGED_TITLE, JUDGED_HEAD, judged_rows(result),
+                             (JUDGED_LEGEND,)))  # fmt: skip
     if result.ablation:
         rows = ablation_rows(result.ablation)
         found.append(Section("bought", "What each knob bought", ABLATION_HEAD, rows))
@@ -162,6 +181,60 @@ def soak_words(one: Soaked) -> str:
         return f"Soak of {one.words} ({one.load}): failed, {one.reason}"
     left = "" if one.margin_gib is None else f"; {one.margin_gib:.3g} GiB left by {one.basis}"
     return f"Soak of {one.words} ({one.load}): survived{left}"
+
+
+JUDGED_TITLE = "Quality: what is not exact, its answers against the baseline's"
+JUDGED_LEGEND = (
+    "Only what passes may win. Recovery: the baseline's perplexity over the candidate's, and"
+    " agreement on the likeliest token; KL in nats a token, a lower bound."
+)
+JUDGED_HEAD = ("candidate", "verdict", "likelihood recovery", "agreement recovery",
+               "on long prompts", "KL", "top-1", "greedy answers that part")  # fmt: skip
+
+
+def judged_rows(result: TuneResult) -> list[tuple[str, ...]]:
+    """One row a candidate that was judged."""
+    return [
+        (
+            one.words,
+            "; ".join((one.sentence(), *one.remarks)),
+            _estimate(one, "candidate", "recovery"),
+            _estimate(one, "agreement_recovery"),
+            _estimate(one, "long", "recovery"),
+            _estimate(one, "candidate", "kl"),
+            _estimate(one, "candidate", "top1"),
+            _parted(one),
+        )
+        for one in result.judged
+    ]
+
+
+def judged_lines(result: TuneResult) -> list[str]:
+    """For the terminal: the verdict in a line, its figures in the next."""
+    found: list[str] = []
+    for words, verdict, *figures in judged_rows(result):
+        named = zip(JUDGED_HEAD[2:], figures, strict=True)
+        shown = "; ".join(f"{name} {text}" for name, text in named if text != NO_FIGURE)
+        found += [f"{words}: {verdict}", *([f"  {shown}"] if shown else [])]
+    return found
+
+
+def _estimate(one: Judged, *path: str) -> str:
+    """A figure of the verdict with its interval; a dash where it has none."""
+    found: Any = one.verdict
+    for name in path:
+        found = None if found is None else found.get(name)
+    if found is None:
+        return NO_FIGURE
+    return figure(Figure(found["value"], found["low"], found["high"]))
+
+
+def _parted(one: Judged) -> str:
+    greedy = (one.verdict.get("candidate") or {}).get("greedy")
+    if greedy is None:
+        return NO_FIGURE
+    parted = greedy["prompts"] - greedy["same"] - greedy["near_ties"]
+    return f"{parted} of {greedy['prompts']}"
 
 
 ABLATION_HEAD = ("knob of the winner", "the winner over the winner without it", "by")

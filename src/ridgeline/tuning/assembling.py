@@ -11,12 +11,12 @@ from ridgeline.tuning import afterwards, budgeting
 from ridgeline.tuning.budgeting import Limits
 from ridgeline.tuning.concluding import conclude, side_of
 from ridgeline.tuning.expecting import Oracle
+from ridgeline.tuning.gate import Gate, allowed_risk, gated, not_judged
 from ridgeline.tuning.journal import TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.measuring import StudyGround
 from ridgeline.tuning.outcome import Bought, TuneResult
 from ridgeline.tuning.ranges import space_of
-from ridgeline.tuning.risk import Risk
 from ridgeline.tuning.search import Search, Windows
 from ridgeline.tuning.session import Found, Session
 from ridgeline.tuning.setting import Setting
@@ -25,10 +25,6 @@ from ridgeline.tuning.trial import Candidate, History
 from ridgeline.tuning.watching import TuneWatch
 
 STAND_IN = "H100-SXM"  # by which options are resolved where the GPU is not known; never a figure
-UNJUDGED = (
-    "not applicable: a tuning does not judge answers itself, so only what is exact was tried; judge"
-    " a configuration with fewer bits by `ridgeline quality`"
-)
 LONG = 2.0  # windows of what may be best, over the shortest
 
 
@@ -50,12 +46,14 @@ def assembled(
     ground = StudyGround(
         setting, folder, engines, journal, watch, oracle.expect, command, calibrate
     )
+    gate = Gate(setting, folder, engines, journal, watch, start_s=lambda: ground.expected_start_s)
     space = space_for(setting)
     windows = Windows(setting.window_s, max(LONG * setting.window_s, setting.workload.duration_s))
-    search = Search(space, ground, setting.slo, windows, seed=seed, risk=Risk.NEUTRAL)
+    search = Search(space, ground, setting.slo, windows, seed=seed, risk=allowed_risk(setting),
+                    barred=gate.barred)  # fmt: skip
     return Session(
         setting, folder, ground, oracle, search, standings_of(search), engines, journal, watch,
-        limits, command, study_text, calibrate, space,
+        limits, gate, command, study_text, calibrate, space,
     )  # fmt: skip
 
 
@@ -115,6 +113,13 @@ def plan_words(session: Session) -> list[str]:
             f"budget: {limits.trials} trials, then a duel and a soak of about"
             f" {reserve_s / 60:.1f} GPU minutes"
         )
+    lines += [f"quality: {why}" for why in unjudged(setting)]
+    if gated(setting):
+        share = setting.spec.quality_threshold
+        lines.append(
+            f"quality: a candidate that is not exact may win only if it recovers {share:.1%} of the"
+            " baseline's answers (docs/quality.md)"
+        )
     if told.trials:
         used = budgeting.spent_s(told) / 60
         lines.append(
@@ -123,14 +128,18 @@ def plan_words(session: Session) -> list[str]:
     return lines
 
 
+def unjudged(setting: Setting) -> tuple[str, ...]:
+    """Why nothing but what is exact was tried where the study file allows more, in one line."""
+    why = not_judged(setting)
+    return () if why is None or setting.spec.risk == "exact" else (why,)
+
+
 def concluded(session: Session, found: Found, ablation: tuple[Bought, ...]) -> TuneResult:
     """The result, with what is worked out on the twin at the end; no engine is needed for it."""
     reaches, by = afterwards.envelope(session, found)
     winner = side_of(session, found, found.winner)
-    quality = []
-    if session.setting.spec.risk != "exact":
-        quality.append(UNJUDGED)
     return conclude(
         session, found, ablation=ablation, envelope=reaches, envelope_by=by,
-        certificate=afterwards.certificate(session, found, winner), quality=quality,
+        certificate=afterwards.certificate(session, found, winner),
+        quality=unjudged(session.setting),
     )  # fmt: skip

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from ridgeline.tuning.dueling import PLAN
+from ridgeline.tuning.gate import reserved_s
 from ridgeline.tuning.journal import Told
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.soaking import GRACE_S, SOAK_S
@@ -25,13 +26,24 @@ def spent_s(told: Told) -> float:
 
 
 def reserve_s(setting: Setting, limits: Limits, start_s: float) -> float:
-    """GPU seconds that the search leaves to the duel and the soak."""
+    """GPU seconds that the search leaves to the quality gate, the duel and the soak."""
+    needed_s = _duel_s(setting, start_s) + reserved_s(setting, start_s)
+    return needed_s if limits.gpu_s is None else min(needed_s, MOST_RESERVED * limits.gpu_s)
+
+
+def duel_share_s(setting: Setting, limits: Limits, start_s: float) -> float:
+    """The part of `reserve_s` that the quality gate leaves to the duel and the soak."""
+    duel_s = _duel_s(setting, start_s)
+    share = duel_s / (duel_s + reserved_s(setting, start_s))
+    return share * reserve_s(setting, limits, start_s)
+
+
+def _duel_s(setting: Setting, start_s: float) -> float:
     contenders = setting.spec.finalists + 1
     run_s = setting.run_s(setting.workload.duration_s)
     groups = 1 if contenders <= setting.places or setting.simulated else contenders
     duel_s = groups * start_s + contenders * (PLAN.least * run_s + setting.cold_s)
-    needed_s = (duel_s + setting.run_s(SOAK_S) + GRACE_S) * setting.configuration.gpus
-    return needed_s if limits.gpu_s is None else min(needed_s, MOST_RESERVED * limits.gpu_s)
+    return (duel_s + setting.run_s(SOAK_S) + GRACE_S) * setting.configuration.gpus
 
 
 def left_s(limits: Limits, told: Told) -> float:

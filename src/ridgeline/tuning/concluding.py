@@ -56,6 +56,7 @@ def conclude(
         envelope_by=envelope_by,
         certificate=certificate or {},
         quality=tuple(quality),
+        judged=told.judged,
         notes=(*told.notes, *notes),
         nearest_miss=_nearest(told, found),
     )

@@ -7,6 +7,7 @@ gives the history so far and the question that was open; the runs themselves are
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import IO, Any
 from ridgeline.domain.errors import StoreError
 from ridgeline.store.codec import from_plain, to_plain
 from ridgeline.store.files import clear_errors, make_folder, sync
+from ridgeline.tuning.outcome import Judged
 from ridgeline.tuning.trial import Candidate, History, Trial
 
 JOURNAL = "tune.jsonl"
@@ -40,7 +42,7 @@ class Asked:
 class Told:
     """What a journal tells. `bounds`: by run folder, why it was ended early. `lost_s`: GPU seconds
     of processes that were killed before they could book them; `other_s`: those of what is no trial
-    (duel, thinking).
+    (duel, thinking, quality). `judged`: candidates that are not exact.
     """
 
     fingerprint: str | None = None
@@ -52,6 +54,7 @@ class Told:
     other_s: float = 0.0
     start_s: float | None = None
     notes: tuple[str, ...] = ()
+    judged: tuple[Judged, ...] = ()
     last_at: float = 0.0
 
     @property
@@ -130,6 +133,10 @@ class TuneJournal:
         """Keep an answer."""
         self.write("trial", **_finite(to_plain(trial)))
 
+    def judged(self, judged: Judged) -> None:
+        """Keep a verdict on a candidate's answers, before it is acted upon."""
+        self.write("judged", **to_plain(judged), at=time.time())
+
     def _drop_torn_line(self) -> None:
         """A line that was cut off was never acted upon."""
         self._file.seek(0)
@@ -198,12 +205,22 @@ def _note(told: Told, body: dict[str, Any], where: str) -> Told:
     return replace(told, notes=(*told.notes, *fresh))
 
 
+def _judged(told: Told, body: dict[str, Any], where: str) -> Told:
+    judged = from_plain(Judged, body, where)
+    change, part = (_as_made(Candidate(c)).change for c in (judged.change, judged.part))
+    judged = replace(judged, change=change, part=part)
+    return replace(
+        told, judged=(*told.judged, judged), other_s=told.other_s + judged.gpu_s
+    )  # fmt: skip
+
+
 _READERS: Mapping[str, Callable[[Told, dict[str, Any], str], Told]] = {
     "begin": _begin,
     "asked": _asked,
     "trial": _trial,
     "booked": _booked,
     "note": _note,
+    "judged": _judged,
     "bound": lambda told, body, _: replace(
         told, bounds={**told.bounds, body["run"]: body["bound"]}
     ),

@@ -24,6 +24,9 @@ class Resident(KeepsEngines, Protocol):
     def start(self, configuration: Configuration) -> AbstractContextManager[Endpoint]:
         """See Engine.start."""
 
+    def visit(self, configuration: Configuration) -> AbstractContextManager[Endpoint]:
+        """As `start`, but it counts as no load."""
+
     def up(self) -> tuple[Configuration, ...]:
         """The configurations whose engines run now."""
 
@@ -76,6 +79,12 @@ class LastingEngine:
     def start(self, configuration: Configuration) -> Iterator[Endpoint]:
         """See Engine.start."""
         with self._inner.start(configuration) as endpoint:
+            yield endpoint
+
+    @contextlib.contextmanager
+    def visit(self, configuration: Configuration) -> Iterator[Endpoint]:
+        """As `start`, but it counts as no load: the first of a fresh engine is still to come."""
+        with self._inner.visit(configuration) as endpoint:
             yield endpoint
 
     def _joined(self, group: Sequence[Configuration]) -> list[Configuration]:

@@ -106,6 +106,30 @@ class Soaked:
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """The quality gate's word on a candidate that is not exact, against the baseline.
+
+    part: of the change what had to be judged. outcome: pass, fail, no-op, not applicable or
+    unknown; only "pass" may win. verdict: every figure, as `ridgeline quality --json` writes it.
+    gpu_s: that asking took.
+    """
+
+    words: str
+    change: Mapping[str, Any]
+    part: Mapping[str, Any]
+    outcome: str
+    may_win: bool
+    reasons: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+    gpu_s: float = 0.0
+
+    def sentence(self) -> str:
+        """One line for people."""
+        return f"{self.outcome}: {'; '.join(self.reasons)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Bought:
     """What one knob of the winner is worth: the winner over the winner without it.
 
@@ -142,7 +166,8 @@ class TuneResult:
     """All of it. `verdict` is the answer in one sentence; `clear`: the duel decided it.
 
     source: "twin" or "measured". goal: what was made larger, in `unit`. ended: why the search
-    stopped. envelope_by: what the envelope compares with.
+    stopped. envelope_by: what the envelope compares with. judged: candidates that are not exact;
+    quality: why there are none.
     """
 
     study: str
@@ -163,6 +188,7 @@ class TuneResult:
     envelope_by: str | None = None
     certificate: Mapping[str, Any] = field(default_factory=dict)
     quality: tuple[str, ...] = ()
+    judged: tuple[Judged, ...] = ()
     notes: tuple[str, ...] = ()
     nearest_miss: str | None = None
     schema: int = SCHEMA

@@ -12,7 +12,7 @@ expectations and the seed.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -87,8 +87,8 @@ class Search:
 
     space, ground: what may be varied, and where it is measured (only `places`, `expect` and
     `cost_s` are asked). slo: the limits, latencies and shares. risk: the highest class that is
-    proposed (repeats: how often an engine that is up is measured: a start costs as much as several
-    windows); from NUMERICS on a candidate needs the quality gate, which random weights cannot pass.
+    proposed. repeats: how often an engine that is up is measured (a start costs as much as several
+    windows). barred: why a candidate may not win whatever its figures are, None = it may.
     """
 
     def __init__(
@@ -102,11 +102,13 @@ class Search:
         enough: float = ENOUGH,
         risk: Risk = Risk.NEUTRAL,
         repeats: int = 1,
+        barred: Callable[[Candidate], str | None] = lambda _: None,
     ) -> None:
         self._space, self._ground, self._windows = space, ground, windows
         self._limits = {limit.key: limit.value for limit in slo.limits}
         self._seed, self._enough, self._risk = seed, enough, risk
         self._repeats = repeats
+        self._barred = barred
         self._last: tuple[History, _View] | None = None
 
     def ask(self, history: History, left_s: float) -> Ask | None:
@@ -151,13 +153,17 @@ class Search:
         random = np.random.default_rng([self._seed, len(history.trials)])
         first = np.random.default_rng(self._seed)  # the same points at random in every question
         measured = [t.candidate for t in history.trials]
-        good = sorted((t for t in history.trials if t.value and t.state in ("feasible", "unsure")),
+        good = sorted((t for t in history.trials if t.value and t.state in ("feasible", "unsure")
+                       and self._barred(t.candidate) is None),
                       key=lambda t: -(t.value or 0.0))[:CONTENDERS]  # fmt: skip
         pool = looks(
             self._space, self._ground, self._limits,
             measured=measured, good=[t.candidate for t in good], random=first,
         )  # fmt: skip
-        allowed = [self._space.risk(e.candidate) <= self._risk for e in pool]
+        allowed = [
+            self._space.risk(e.candidate) <= self._risk and self._barred(e.candidate) is None
+            for e in pool
+        ]
         return _View(
             self._space,
             pool,
@@ -207,7 +213,7 @@ class _View:
         }
         self._trials = [(r, t) for t in history.trials
                         if (r := self._row[t.candidate.key]) is not None]  # fmt: skip
-        self.count = self._counts()
+        self._allowed, self.count = allowed, self._counts()
         self._modelled = [k for k in limits if k != "error_rate"]
         self.value = self._model([e.value for e in pool], None)
         self._slow = {k: self._model([e.limits.get(k) for e in pool], k) for k in self._modelled}
@@ -320,12 +326,15 @@ class _View:
 
     def _incumbent(self, rows: Sequence[int], worth: Floats) -> int:
         """Column of the measured candidate with the best mean worth, else of the baseline."""
-        own = [i for i, r in enumerate(rows) if self.count[r]]
+        own = [i for i, r in enumerate(rows) if self.count[r] and self._allowed[r]]
         return max(own, key=lambda i: worth[:, i].mean()) if own else 0
 
     def _answers(self, sure: float = SURE) -> list[int]:
         """Rows that may be named: measured, no trial that speaks against it, and likely enough."""
-        return [r for r in range(len(self.pool)) if self.count[r] and self.feasible[r] >= sure]
+        return [
+            r for r in range(len(self.pool))
+            if self.count[r] and self._allowed[r] and self.feasible[r] >= sure
+        ]  # fmt: skip
 
     def _model(self, twin: Sequence[float | None], key: str | None) -> Residual:
         logs = np.array([_log(key, v) for v in twin])

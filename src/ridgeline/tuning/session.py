@@ -21,6 +21,7 @@ from ridgeline.tuning import budgeting
 from ridgeline.tuning.budgeting import Limits
 from ridgeline.tuning.dueling import Duel
 from ridgeline.tuning.expecting import Oracle
+from ridgeline.tuning.gate import Gate
 from ridgeline.tuning.journal import SCHEMA, Asked, Told, TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.measuring import TRIALS, StudyGround
@@ -68,6 +69,7 @@ class Session:
     journal: TuneJournal
     watch: TuneWatch
     limits: Limits
+    gate: Gate
     command: str = ""
     study_text: str | None = None
     calibrate: Calibrate | None = None
@@ -79,8 +81,11 @@ class Session:
         ended = self._search()
         if self.watch.stop_asked():
             return Found(self.journal.told(), False, ended)
-        finalists, estimates = self._finalists(ended)
+        chosen = self._finalists(ended)
         told = self.journal.told()
+        if chosen is None:
+            return Found(told, False, ended)
+        finalists, estimates = chosen
         base = Found(told, True, ended, finalists, estimates)
         if not finalists:
             return replace(base, why=self._without_finalists(told))
@@ -156,6 +161,7 @@ class Session:
                 return "nothing more is worth its time" if more else "its budget is used"
             found = self.ground.put(asked)
             self._learn(found)
+            self._judge_leaders(found)
             if not found and not self.watch.stop_asked():
                 return "its budget is used"
         return "stopped by the user"
@@ -194,16 +200,43 @@ class Session:
                 self.journal.write("note", text=text)
                 self.watch.told(text)
 
-    def _finalists(self, ended: str) -> tuple[tuple[Candidate, ...], dict[str, float]]:
-        """The best that were measured, chosen once: a resumed duel has the same contenders."""
+    def _judge_leaders(self, trials: Sequence[Trial]) -> None:
+        """Judge what leads and is not exact while its engine is up: no more goes to what fails."""
+        good = [
+            t for t in self.journal.told().history.trials
+            if t.value and t.state in ("feasible", "unsure") and not self.gate.barred(t.candidate)
+        ]  # fmt: skip
+        best = max((t.value or 0.0 for t in good if not self.gate.due(t.candidate)), default=0.0)
+        numbers = {t.number for t in trials}
+        for trial in sorted(good, key=lambda t: -(t.value or 0.0)):
+            if trial.number not in numbers or (trial.value or 0.0) <= best:
+                continue
+            left_s = self._judging_s()
+            if self.watch.stop_asked() or not self.gate.due(trial.candidate):
+                continue
+            if self.gate.expected_s(trial.candidate) <= left_s:
+                self.gate.judge(trial.candidate, left_s)
+
+    def _judging_s(self) -> float:
+        """GPU seconds that judging may take."""
+        start_s = self.ground.expected_start_s
+        return self._left_s() - budgeting.duel_share_s(self.setting, self.limits, start_s)
+
+    def _finalists(self, ended: str) -> tuple[tuple[Candidate, ...], dict[str, float]] | None:
+        """The best that were measured and may win, chosen once: a resumed duel has the same
+        contenders. None when the user stopped.
+        """
         told = self.journal.told()
         kept = told.phases.get("finalists")
         if kept is None:
-            ranked = [
+            measured = [
                 (c, value)
                 for c, value in self.standings(told.history)
                 if c.change and any(t.value is not None for t in told.history.of(c))
-            ][: self.setting.spec.finalists]
+            ]
+            ranked = self.gate.qualify(measured, self.setting.spec.finalists, self._judging_s)
+            if ranked is None:
+                return None
             self.journal.write(
                 "finalists",
                 changes=[dict(c.change) for c, _ in ranked],
@@ -227,6 +260,8 @@ class Session:
         if not tried:
             return "nothing but the baseline was measured"
         if any(t.state in ("feasible", "unsure") for t in tried):
+            if any(not j.may_win for j in told.judged):
+                return "no change of the baseline that may win is in the lead"
             return "no change of the baseline is in the lead"
         return "no configuration that was tried meets the targets"
 

@@ -13,6 +13,7 @@ from ridgeline.tuning.futility import Futility, FutilityWatch
 from ridgeline.tuning.journal import Asked, TuneJournal
 from ridgeline.tuning.judging import trial_of
 from ridgeline.tuning.objective import Goal
+from ridgeline.tuning.outcome import Judged
 from ridgeline.tuning.trial import Candidate, Trial
 
 
@@ -30,6 +31,9 @@ class TuneWatch(Protocol):
 
     def told(self, text: str) -> None:
         """Take something worth telling."""
+
+    def judged(self, judged: Judged) -> None:
+        """Take the quality gate's word on a candidate."""
 
     def left(self, gpu_s: float | None, trials: int | None) -> None:
         """Take what is left of the budget before the next question."""
@@ -52,6 +56,9 @@ class SilentTuneWatch:
         """Ignore it."""
 
     def told(self, text: str) -> None:
+        """Ignore it."""
+
+    def judged(self, judged: Judged) -> None:
         """Ignore it."""
 
     def left(self, gpu_s: float | None, trials: int | None) -> None:
