@@ -78,6 +78,9 @@ def plan(
     if result.baseline.summary is None:
         say(f"the baseline cannot be predicted: {result.baseline.refused}")
         return 3
+    if result.baseline.void:
+        say(f"the baseline is void: {'; '.join(result.baseline.void)}")
+        return 3
     return 0
 
 

@@ -1,5 +1,6 @@
 """What `ridgeline plan` shows: memory, bound, ranked tables, and where the time goes."""
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.report.figures import path_words
@@ -53,7 +54,7 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
         *_memory(result.memory),
         *_bounds(result),
     ]
-    if base.summary is not None:
+    if base.summary is not None and not base.void:
         share = base.per_gpu / result.own_bound.tokens_per_s_per_gpu
         lines.append(
             f"Baseline: {share:.0%} of the bound at its own settings,"
@@ -62,6 +63,9 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
         )
         if base.preemptions:
             lines.append(f"Preemptions predicted: {base.preemptions:,} in the run")
+    if base.summary is not None:
+        lines += [f"Baseline: void: {reason}" for reason in base.void]
+        lines += [f"Baseline: careful: {text}" for text in base.summary.verdict.warnings]
         lines += [f"Baseline: {note}" for note in base.summary.notes]
     knee = knee_of(result.knee)
     if knee is not None:
@@ -92,14 +96,21 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
 
 
 def _notes_of(result: "PlanResult") -> list[str]:
-    """What is to be said of candidates and of other GPUs, beyond what the baseline's notes say."""
-    known = set() if result.baseline.summary is None else set(result.baseline.summary.notes)
+    """What is to be said of candidates and of other GPUs, beyond what is said of the baseline."""
+    known = set(_said_of(result.baseline))
     told: dict[str, list[str]] = {}
     for row in (*result.candidates, *result.hardware):
-        for note in () if row.summary is None else row.summary.notes:
+        for note in _said_of(row):
             if note not in known:
                 told.setdefault(note, []).append(_change(row))
     return [f"{'; '.join(rows)}: {note}" for note, rows in told.items()]
+
+
+def _said_of(row: "Prediction") -> list[str]:
+    if row.summary is None:
+        return []
+    careful = [f"careful: {text}" for text in row.summary.verdict.warnings]
+    return [*(f"void: {reason}" for reason in row.void), *careful, *row.summary.notes]
 
 
 def _bounds(result: "PlanResult") -> list[str]:
@@ -130,7 +141,8 @@ def _against_measured(result: "PlanResult") -> list[Any]:
         found.add_column(head, justify="right")
     for one in sorted(result.held, key=lambda h: not h.outside):
         form = duration if one.path.endswith("p95") else number
-        predicted = f"refused: {one.refused}" if one.predicted is None else form(one.predicted)
+        predicted = "-" if one.predicted is None else form(one.predicted)
+        predicted = predicted if one.refused is None else f"none: {one.refused}"
         known = one.low is not None and one.high is not None
         band = f"{form(one.low)} to {form(one.high)}" if known else ""
         words = path_words(one.path)
@@ -205,18 +217,27 @@ def table(title: str, rows: "list[Prediction]", *, numbered: bool = False) -> "T
         if summary is None:
             found.add_row(change, f"refused: {row.refused}")
             continue
-        worst = summary.failures_as_infinite
+        if row.void:  # why stands beside the table: no figure of it is one to compare
+            found.add_row(change, "void", "-", "-", "-", "-")
+            continue
         cost = summary.cost.usd_per_million_output_tokens
         met = "-" if not summary.slo else f"misses {row.missed}" if row.missed else "met"
         found.add_row(
             change,
             number(row.per_gpu) + _band(summary, PER_GPU, number_range),
             "no price" if cost is None else dollars(cost),
-            duration(worst["ttft_s"].p95) + _band(summary, "ttft_s.p95", duration_range),
-            duration(worst["itl_s"].p95) + _band(summary, "itl_s.p95", duration_range),
+            _latency(summary, "ttft_s"),
+            _latency(summary, "itl_s"),
             met,
         )
     return found
+
+
+def _latency(summary: "Summary", name: str) -> str:
+    """The p95 with failures as infinite; only a finite one has a band."""
+    value = summary.failures_as_infinite[name].p95
+    known = value is not None and isfinite(value)
+    return duration(value) + (_band(summary, f"{name}.p95", duration_range) if known else "")
 
 
 def _band(summary: "Summary", path: str, words: "Callable[[float, float], str]") -> str:
@@ -231,7 +252,7 @@ def explained(result: "PlanResult") -> list[Any]:
     rows = [("the baseline", result.baseline)]
     rows += [("the best candidate", c) for c in result.candidates[:1]]
     for what, row in rows:
-        if row.summary is not None:
+        if row.summary is not None and not row.void:
             lines += ["", f"[bold]Where the time goes: {what}[/bold]", _sentence(row.summary)]
             lines += [_steps(row.summary), _step_table(row.summary), _stay_table(row.summary)]
     if result.knee:

@@ -29,13 +29,13 @@ def bands_of(summary: Summary, errors: Mapping[str, float]) -> dict[str, Band]:
     """Bands by the figure's path ("ttft_s.p95").
 
     `errors` are standard errors as logarithms, by path of LATENCIES and TOKENS; figures without
-    one, or without a value, have no band.
+    one, without a value, or with one that no factor changes (0), have no band.
     """
     found = {}
     for path in (*LATENCIES, *_LIKE_TOKENS):
         error = errors.get(TOKENS if path in _LIKE_TOKENS else path)
         value = value_at(summary, path)
-        if error is not None and value is not None and isfinite(value):
+        if error is not None and value is not None and isfinite(value) and value > 0:
             found[path] = Band(value * exp(-Z * error), value * exp(Z * error))
     return found
 

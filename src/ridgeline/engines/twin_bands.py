@@ -12,6 +12,7 @@ from ridgeline.domain.metrics import Sample, take_sample, throughput
 from ridgeline.domain.records import MemorySink
 from ridgeline.domain.run import Window
 from ridgeline.domain.workload import Workload
+from ridgeline.engines.twin_records import client_limits
 from ridgeline.engines.twin_scope import scope_of
 from ridgeline.twin.fleet import Fleet, Twin
 from ridgeline.twin.offer import Offer
@@ -109,14 +110,15 @@ def _one_replica(twin: Twin, load: Workload) -> tuple[Twin, Workload]:
 
 
 def figures(twin: Twin, load: Workload) -> dict[str, float]:
-    """The figures of a run by path, those above 0 that its sample has."""
+    """The figures of a run by path, as its client has them; those above 0 that its sample has."""
     offer = Offer(draw_schedule(load))
     fleet = Fleet(twin, offer)
     offer.begin(fleet)
     fleet.run_until(None)
     sink = MemorySink()
+    limits = client_limits(load.client.timeouts, offer.window_end)
     for request, _ in (*offer.take_ended(), *offer.take_open()):
-        sink.request(request_record(request, fleet.replicas[request.replica]))
+        sink.request(request_record(request, fleet.replicas[request.replica], limits))
     sink.steps(step_table(fleet))
     records = sink.records()
     sample = take_sample(records, Window(offer.window_start, offer.window_end))

@@ -13,6 +13,18 @@ from ridgeline.twin.results import ClientLimits, Tally, request_record, stall, s
 LEFT = ("timeout_first", "timeout_gap", "timeout_total", "cancelled")  # by the client
 
 
+def client_limits(timeouts: Timeouts, window_end_ns: int | None = None) -> ClientLimits:
+    """The limits in the simulation's unit, those on what is still open after the window too where
+    its end is known.
+    """
+
+    def ns(seconds: float | None) -> int | None:
+        return None if seconds is None else round(seconds * 1e9)
+
+    last = None if window_end_ns is None else window_end_ns + round(timeouts.grace_s * 1e9)
+    return ClientLimits(ns(timeouts.first_s), ns(timeouts.gap_s), ns(timeouts.total_s), last)
+
+
 class HandIn:
     """Passes the records of a run to its sink and keeps none, however long the run is.
 
@@ -24,11 +36,7 @@ class HandIn:
         self.tally = Tally()
         self.grace_ns = round(timeouts.grace_s * 1e9)
         self._fleet, self._offer, self._sink = fleet, offer, sink
-        self._limits = ClientLimits(
-            first_ns=None if timeouts.first_s is None else round(timeouts.first_s * 1e9),
-            gap_ns=None if timeouts.gap_s is None else round(timeouts.gap_s * 1e9),
-            total_ns=None if timeouts.total_s is None else round(timeouts.total_s * 1e9),
-        )
+        self._limits = client_limits(timeouts)
         self._late = 0
         self._kept: list[tuple[Request, Item]] = []
 

@@ -272,7 +272,9 @@ def simulate(observation: Observation, constants: Any) -> dict[str, float]:
     sink = MemorySink()
     schedule = longer(draw_schedule(observation.workload), observation.prompt_extra)
     with TwinEngine(constants).start(configuration) as endpoint:
-        plan = DrivePlan(schedule, "calibrate", routing=configuration.routing)
+        # What was measured is what such a client waited for: so the twin's has its patience.
+        limits = observation.workload.client.timeouts
+        plan = DrivePlan(schedule, "calibrate", timeouts=limits, routing=configuration.routing)
         facts = endpoint.drive(plan, sink, SilentWatch())
     records = sink.records()
     sample = take_sample(records, facts.window)

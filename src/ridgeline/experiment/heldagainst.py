@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ridgeline.domain.bands import LEVEL, TOKENS, Z, value_at
 from ridgeline.domain.knobs import Configuration
 from ridgeline.experiment.calibrating import PATHS, Observation, on_twin
-from ridgeline.experiment.predicting import Predictor
+from ridgeline.experiment.predicting import Prediction, Predictor
 
 # What is held against what was measured, by an observation's name for it.
 HELD = ("output_tokens_per_s", "ttft_p95_s", "itl_p95_s")
@@ -19,7 +19,8 @@ FALSE_ALARM = 0.05
 class Held:
     """One figure of a measured experiment beside the twin's, and the twin's 90 % band.
 
-    path: of the figure in a summary. refused: why the twin has none.
+    path: of the figure in a summary. refused: why the twin has none. too_few: it has none because
+    fewer requests fell into its window than such a percentile needs.
     """
 
     experiment: str
@@ -29,23 +30,30 @@ class Held:
     low: float | None = None
     high: float | None = None
     refused: str | None = None
+    too_few: bool = False
 
     @property
     def outside(self) -> bool | None:
-        """Whether the measurement lies outside the band; None without one. What the twin refuses
-        and an engine ran lies outside.
+        """Whether the measurement lies outside the band; None without one. What the twin has none
+        of, or nothing, and an engine had lies outside.
         """
+        if self.too_few:
+            return None
+        if not self.predicted:
+            return self.refused is not None or self.measured > 0
         if self.low is None or self.high is None:
-            return None if self.refused is None else True
+            return None
         return not self.low <= self.measured <= self.high
 
     @property
     def sigmas(self) -> float:
         """How many standard deviations of its log-normal band it lies from the prediction; 0 when
-        that is not known.
+        that is not known, infinite for one that is missed and has no width.
         """
-        if not self.predicted or not self.low or not self.high or self.low >= self.high:
+        if self.outside is None:
             return 0.0
+        if not self.predicted or not self.low or not self.high or self.low >= self.high:
+            return math.inf if self.outside else 0.0
         if self.measured <= 0:
             return math.inf
         error = abs(math.log(self.measured / self.predicted))
@@ -107,14 +115,21 @@ def hold(
             if measured is None:
                 continue
             path = PATHS[name]
-            held = Held(observation.name, path, measured, refused=prediction.refused)
-            if prediction.summary is not None:
-                value = value_at(prediction.summary, path)
-                band = prediction.summary.bands.get(path)
-                if value is not None and band is not None:
-                    held = replace(held, predicted=value, low=band.low, high=band.high)
-            found.append(held)
+            found.append(_beside(Held(observation.name, path, measured), prediction))
     return tuple(found)
+
+
+def _beside(held: Held, prediction: Prediction) -> Held:
+    """What was measured with the prediction, or with the reason why there is none."""
+    summary = prediction.summary
+    if summary is None or prediction.void:
+        return replace(held, refused=prediction.refused or "; ".join(prediction.void))
+    value, band = value_at(summary, held.path), summary.bands.get(held.path)
+    if value is None:
+        return replace(held, too_few=True)
+    if band is None:
+        return replace(held, predicted=value)
+    return replace(held, predicted=value, low=band.low, high=band.high)
 
 
 def agreement(held: Iterable[Held]) -> Agreement:

@@ -85,16 +85,23 @@ def plan(
     twin = twin_of(configuration)
     other = 0.0 if log is None else missing_bytes(twin, *log)
     held = hold(measured, Predictor(slo), configuration)
-    found = _Plan(configuration, workload, Predictor(slo, other), said).result(top)
-    return replace(found, held=held)
+    search = _Plan(configuration, workload, Predictor(slo, other), said, from_log=log is not None)
+    return replace(search.result(top), held=held)
 
 
 class _Plan:
     """The search: what is tried, in which order."""
 
     def __init__(
-        self, configuration: Configuration, workload: Workload, predict: Predictor, said: Said
+        self,
+        configuration: Configuration,
+        workload: Workload,
+        predict: Predictor,
+        said: Said,
+        *,
+        from_log: bool = False,
     ) -> None:
+        self.from_log = from_log
         self.configuration, self.workload = configuration, workload
         self.predict, self.said = predict, said
         self.short = replace(
@@ -113,24 +120,24 @@ class _Plan:
         """Run the whole plan."""
         configuration, workload = self.configuration, self.workload
         self.said("the baseline", 0, 1)
-        baseline = self.predict(configuration, workload, {}, bands=True)
+        baseline = self.predict(configuration, workload, {}, bands=True, in_full=True)
         first = self._first_look({})
         singles = self._look(_singles(self.twin, workload), "single changes")
         # What only gives more tokens may well be half of what also meets the limits.
         helps = (p for p in singles if p.rank < first.rank or p.per_gpu > 1.02 * first.per_gpu)
         better = sorted(helps, key=lambda p: p.rank)
         pairs = self._look(_combined([p.change for p in better[:6]]), "combinations")
-        ranked = sorted((p for p in (*singles, *pairs) if p.summary), key=lambda p: p.rank)
+        seen = (p for p in (*singles, *pairs) if p.summary and not p.void)
+        ranked = sorted(seen, key=lambda p: p.rank)
         finals = []
         for number, candidate in enumerate(ranked[:top]):
             self.said("the best in full", number, min(top, len(ranked)))
             finals.append(self._final(candidate.change))
         finals.sort(key=lambda p: p.rank)
         finals += [self._final({**finals[0].change, **c}) for c in self._routings() if finals]
-        log = bool(self.predict.other_bytes)
         return PlanResult(
             baseline=baseline,
-            memory=memory_of(self.twin, workload, from_log=log),
+            memory=memory_of(self.twin, workload, from_log=self.from_log),
             bound=highest_bound(self.twin, configuration, workload, _layouts(self.twin)),
             own_bound=bound_of(self.twin, workload),
             candidates=tuple(sorted(finals, key=lambda p: p.rank)[:top]),
@@ -147,7 +154,7 @@ class _Plan:
 
     def _final(self, change: Mapping[str, Any]) -> Prediction:
         changed = with_changes(self.configuration, change)
-        return self.predict(changed, self.workload, change, bands=True)
+        return self.predict(changed, self.workload, change, bands=True, in_full=True)
 
     def _first_look(self, change: Mapping[str, Any]) -> Prediction:
         one, load = _one_replica(with_changes(self.configuration, change), self.short)
@@ -191,14 +198,18 @@ class _Plan:
         return [{"routing": r} for r in rules if r != self.configuration.routing]
 
     def _knee(self) -> Iterable[tuple[Arrivals, float, float | None]]:
-        """(arrivals, output tokens/s, p95 TTFT in s) over several loads, ascending."""
+        """(arrivals, output tokens/s, p95 TTFT in s) over several loads, ascending.
+
+        Where nothing succeeds nothing is delivered, whatever tokens came before the client left.
+        """
         for number, factor in enumerate(LOADS):
             self.said("other loads", number, len(LOADS))
             arrivals = self.short.arrivals.scaled(factor)
             load = replace(self.short, arrivals=arrivals)
-            found = self.predict(self.configuration, load, {}).summary
+            predicted = self.predict(self.configuration, load, {})
+            found = predicted.summary
             if found is not None:
-                rate = found.throughput.output_tokens_per_s or 0.0
+                rate = 0.0 if predicted.void else found.throughput.output_tokens_per_s or 0.0
                 yield arrivals, rate, found.failures_as_infinite["ttft_s"].p95
 
     def _what_if(self) -> Iterable[Prediction]:
@@ -300,6 +311,6 @@ def _combined(changes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def knee_of(points: Sequence[tuple[Arrivals, float, float | None]]) -> Arrivals | None:
-    """The lowest load that reaches 95 % of the highest throughput seen."""
+    """The lowest load that reaches 95 % of the highest throughput seen; None where all are 0."""
     best = max((rate for _, rate, _ in points), default=0.0)
-    return next((a for a, rate, _ in points if rate >= PLATEAU * best), None)
+    return next((a for a, rate, _ in points if 0 < rate >= PLATEAU * best), None)

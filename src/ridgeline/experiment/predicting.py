@@ -9,15 +9,16 @@ from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import summarise
 from ridgeline.domain.parts import with_parts
-from ridgeline.domain.records import MemorySink
-from ridgeline.domain.run import SilentWatch
+from ridgeline.domain.records import MemorySink, RunRecords
+from ridgeline.domain.run import RunFacts, SilentWatch
 from ridgeline.domain.slo import Slo
-from ridgeline.domain.summary import Summary
+from ridgeline.domain.summary import Summary, VerdictFigures
 from ridgeline.domain.workload import Workload
 from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.twin import TwinEngine, constants_of
 from ridgeline.experiment.calibrating import longer
 from ridgeline.experiment.protocol import bounds_of
+from ridgeline.experiment.verdict import Evidence, judge, nothing_to_measure
 from ridgeline.workload.schedule import draw_schedule
 
 FAR = 10.0  # a limit that is missed by more than ten times counts as missed by ten times
@@ -27,7 +28,8 @@ FAR = 10.0  # a limit that is missed by more than ten times counts as missed by 
 class Prediction:
     """A twin's figures for one configuration; `refused` says why there are none.
 
-    `preemptions` of the whole run, None without one.
+    `preemptions` of the whole run, None without one. A void one has figures that are not to be
+    believed, as a void run has.
     """
 
     change: Mapping[str, Any]
@@ -35,6 +37,12 @@ class Prediction:
     summary: Summary | None
     refused: str | None = None
     preemptions: int | None = None
+
+    @property
+    def void(self) -> tuple[str, ...]:
+        """Why its figures are none to rely on; empty where they are, and where there are none."""
+        judged = None if self.summary is None else self.summary.verdict
+        return () if judged is None or judged.valid else judged.reasons
 
     @property
     def missed(self) -> int:
@@ -49,12 +57,19 @@ class Prediction:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Smaller is better: what runs, what meets more limits, what gives more per GPU and $."""
+        """Smaller is better: what runs, what is not void, what meets more limits, what gives more
+        per GPU and $.
+        """
         if self.summary is None:
             return (1.0, 0.0, 0.0, 0.0)
         cost = self.summary.cost.usd_per_million_output_tokens
         over = sum(_over(r.value, r.met, r.limit) for r in self.summary.slo)
-        return (0.0, float(self.missed), round(over, 6), -self.per_gpu if cost is None else cost)
+        return (
+            0.5 if self.void else 0.0,
+            float(self.missed),
+            round(over, 6),
+            -self.per_gpu if cost is None else cost,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +99,13 @@ class Predictor:
         *,
         bands: bool = False,
         prompt_extra: int = 0,
+        in_full: bool = False,
     ) -> Prediction:
         """Simulate one configuration; one that the engine or the memory refuses says so.
 
-        prompt_extra: tokens that every prompt has beyond what the workload says.
+        prompt_extra: tokens that every prompt has beyond what the workload says. in_full: it is
+        judged as a run of a study is. A look is shorter than its targets need: of it is asked
+        only whether anything succeeded.
         """
         sink = MemorySink()
         try:
@@ -100,7 +118,15 @@ class Predictor:
                 facts = endpoint.drive(plan, sink, SilentWatch())
         except RidgelineError as error:
             return Prediction(change, configuration, None, str(error))
-        records = sink.records()
+        summary = self._summary(configuration, workload, sink.records(), facts, in_full=in_full)
+        preempted = None if facts.counters is None else int(facts.counters.preemptions or 0)
+        return Prediction(change, configuration, summary, None, preempted)
+
+    def _summary(
+        self, configuration: Configuration, workload: Workload, records: RunRecords,
+        facts: RunFacts, *, in_full: bool,
+    ) -> Summary:  # fmt: skip
+        """Figures, bands and the verdict."""
         summary = summarise(
             records,
             facts.window,
@@ -112,8 +138,10 @@ class Predictor:
         )
         summary = with_parts(summary, records, facts.window, workload, configuration.gpus)
         summary = replace(summary, bands=bands_of(summary, facts.errors))
-        preempted = None if facts.counters is None else int(facts.counters.preemptions or 0)
-        return Prediction(change, configuration, summary, None, preempted)
+        evidence = Evidence(records, facts, summary, workload, self.slo)
+        found = judge(evidence, None if in_full else (nothing_to_measure,))
+        judged = VerdictFigures(found.valid, found.reasons, found.warnings)
+        return replace(summary, verdict=judged)
 
 
 def _over(value: float | None, met: bool | None, limit: str) -> float:
