@@ -35,7 +35,8 @@ def test_memory_that_comes_back_late_is_waited_for() -> None:
 
 
 def test_memory_that_stays_is_told_with_the_gpu_and_who_holds_it() -> None:
-    sampler = FakeSampler([used(1.0, 1.0), used(1.0, 13.5, processes=(77, 78))])
+    holding = GpuSample(1, "H200", memory_used_bytes=int(13.5 * GIB), processes=(77, 78))
+    sampler = FakeSampler([used(1.0, 1.0), [*used(1.0), holding]])
     found = Leftovers(lambda: sampler, patience_s=0.3)
     found.starting(on_gpu=True)
     found.stopped()
@@ -60,6 +61,68 @@ def test_engines_side_by_side_are_held_against_what_was_before_the_first() -> No
     found.stopped()
     assert found.told == ()
     assert opened == [1]
+
+
+class Fails:
+    """A sampler whose driver fails from the `good`-th reading on."""
+
+    def __init__(self, good: int) -> None:
+        self.good = good
+
+    def sample(self) -> list[GpuSample]:
+        self.good -= 1
+        if self.good < 0:
+            raise RuntimeError("GPU is lost")
+        return used(1.0)
+
+
+def test_a_driver_that_fails_at_the_stop_takes_no_ones_place() -> None:
+    """The stop runs in a finally: what it raised would hide the engine's own error."""
+    found = Leftovers(lambda: Fails(good=1), patience_s=0.1)
+    found.starting(on_gpu=True)
+    found.stopped()
+    assert found.told == (
+        "what engines left on the GPUs could not be checked: their counters failed after the last"
+        " engine was stopped (RuntimeError: GPU is lost)",
+    )
+
+
+def test_a_driver_that_fails_at_the_start_leaves_later_engines_checked() -> None:
+    samplers = [Fails(good=0), FakeSampler([used(1.0), used(9.0)])]
+    found = Leftovers(lambda: samplers.pop(0), patience_s=0.1)
+    found.starting(on_gpu=True)
+    found.stopped()
+    assert [line[:76] for line in found.told] == [
+        "what engines left on the GPUs could not be checked: their counters failed be"
+    ]
+    found.starting(on_gpu=True)
+    found.stopped()
+    assert "GPU 0 holds 8.0 GiB more" in found.told[-1]
+
+
+def test_a_gpu_that_no_longer_tells_its_memory_is_not_taken_for_clean() -> None:
+    for after in ([GpuSample(0, "H200")], []):
+        sampler = FakeSampler([used(1.0), after])
+        found = Leftovers(lambda sampler=sampler: sampler, patience_s=0.1)  # type: ignore[misc]
+        found.starting(on_gpu=True)
+        found.stopped()
+        assert len(found.told) == 1
+        assert found.told[0].startswith("GPU 0 could not be checked")
+
+
+def test_a_leak_is_seen_where_a_neighbour_gave_back_as_much() -> None:
+    before, after = used(40.0, processes=(7, 8)), used(40.0, processes=(8, 4711))
+    found = Leftovers(lambda: FakeSampler([before, after]), patience_s=0.1)
+    found.starting(on_gpu=True)
+    found.stopped()
+    assert found.told == (
+        "GPU 0 is used by processes that it did not list before the engines were started, 0.1 s"
+        " after the last one was stopped: 4711 (an engine's own or a neighbour's)",
+    )
+    back = Leftovers(lambda: FakeSampler([before, after, used(1.0, processes=(8,))]))
+    back.starting(on_gpu=True)
+    back.stopped()
+    assert back.told == (), "it ended while it was waited for"
 
 
 def test_without_a_gpu_nothing_is_asked() -> None:

@@ -23,6 +23,7 @@ from ridgeline.experiment.measured import (
     replicas_missing,
 )
 from ridgeline.store.run_directory import read_run
+from ridgeline.store.tables import read_telemetry
 from ridgeline.telemetry.sampling import summarise_engine
 
 
@@ -185,6 +186,36 @@ def test_a_replica_whose_page_is_missing_is_not_taken_for_an_idle_one() -> None:
     records = records_from_requests(requests)
     assert account_measured(records, both, pair, 1.0).seconds != {}
     assert account_measured(records, one, pair, 1.0).seconds == {}
+
+
+def test_readings_of_a_real_pair_cut_after_one_replicas_first_say_so() -> None:
+    """results/h200/two-gpus: the account of two replicas from the page of one, and no other."""
+    folder = RESULTS[0].parents[2] / "two-gpus" / "two-gpus-seqs-32-r1"
+    run = read_run(folder)
+    assert run.facts is not None
+    assert run.summary is not None
+    start = run.facts.window.start_ns
+    whole = read_telemetry(folder)
+    first = min(r.at_ns for r in whole if r.unit == "replica 1" and r.at_ns >= start)
+    cut = [r for r in whole if r.unit != "replica 1" or r.at_ns <= first]
+    found = {}
+    for name, readings in (("whole", whole), ("cut", cut)):
+        engine = summarise_engine(readings, run.facts.window)
+        told = run.facts.server["telemetry"]
+        facts = replace(
+            run.facts, server={**run.facts.server, "telemetry": {**told, "engine": engine}}
+        )
+        e2e_s = run.summary.e2e_s.mean
+        account = account_measured(run.records(), facts, run.meta.configuration, e2e_s)
+        found[name] = (account, replicas_missing(facts))
+    (pair, none), (one, missing) = found["whole"], found["cut"]
+    assert none is None
+    assert pair.steps["mean_step_s"] == pytest.approx(0.0094, abs=0.0001)
+    # replica 0's own, which was a little slower; half of the steps for two replicas were 20.4 ms
+    assert one.steps["mean_step_s"] == pytest.approx(0.0102, abs=0.0001)
+    assert one.seconds == {}
+    assert missing is not None
+    assert missing.startswith("the /metrics page of 1 of 2 replicas told nothing")
 
 
 RESULTS = sorted(Path(__file__).parents[2].glob("results/h200/*/*-r[0-9]*/run.json"))

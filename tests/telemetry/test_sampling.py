@@ -1,6 +1,7 @@
 """Readings beside a run: what is read, on which clock, and what a window makes of it."""
 
 import http.server
+import math
 import os
 import subprocess
 import sys
@@ -122,6 +123,103 @@ def test_the_runs_zero_is_the_earliest_that_the_live_figures_tell() -> None:
     assert 0 <= watch.zero_ns - before < 40_000_000
 
 
+class Paced:
+    """A probe whose every reading takes `take_s`; it tells when it was asked."""
+
+    def __init__(self, unit: str, take_s: float) -> None:
+        self.unit, self.take_s = unit, take_s
+        self.asked: list[int] = []
+
+    def read(self) -> list[Reading]:
+        self.asked.append(time.monotonic_ns())
+        time.sleep(self.take_s)
+        return [Reading("engine", self.unit, "running", 1.0)]
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_page_that_hangs_leaves_the_others_readings_as_they_are() -> None:
+    hung, quick = Paced("replica 0", 1.0), Paced("replica 1", 0.0)
+    with Sampling([hung, quick], period_s=0.02) as sampling:
+        time.sleep(0.6)
+    found = [r.at_ns for r in sampling.rows(0) if r.unit == "replica 1"]
+    assert len(hung.asked) == 1
+    assert len(found) >= 10
+
+
+def test_a_reading_is_dated_between_its_asking_and_its_answer() -> None:
+    slow = Paced("replica 0", 0.2)
+    with Sampling([slow], period_s=10.0) as sampling:
+        time.sleep(0.3)
+    (row,) = sampling.rows(slow.asked[0])
+    assert row.at_ns == pytest.approx(0.1 * SECOND, abs=0.04 * SECOND)
+
+
+def test_rows_of_several_probes_are_in_the_order_of_time() -> None:
+    with Sampling([Paced("replica 0", 0.05), Paced("replica 1", 0.0)], period_s=0.02) as sampling:
+        time.sleep(0.3)
+    times = [row.at_ns for row in sampling.rows(0)]
+    assert len(times) > 5
+    assert times == sorted(times)
+
+
+def served(text: str) -> dict[str, float]:
+    return {r.metric: r.value for r in EngineProbe("http://x", "replica 0")._values(text.encode())}
+
+
+def test_a_gauge_that_is_no_number_is_no_reading() -> None:
+    """Also where one engine core of two says so: a sum over the other one is no sum."""
+    page = (
+        'vllm:num_requests_running{engine="0"} NaN\nvllm:num_requests_running{engine="1"} 3\n'
+        "vllm:kv_cache_usage_perc +Inf\nvllm:num_requests_waiting 4\n"
+    )
+    assert served(page) == {"waiting": 4.0}
+
+
+def test_what_is_no_number_is_kept_from_no_probe() -> None:
+    values = [float("nan"), 7.0, float("inf")]
+    with Sampling([FakeProbe([[Reading("gpu", "gpu 0", "power_w", v) for v in values]])]) as found:
+        time.sleep(0.1)
+    assert [row.value for row in found.rows(0)] == [7.0]
+
+
+def test_readings_of_older_records_that_are_no_numbers_are_left_out() -> None:
+    points = [(t / 2, 10.0 if t % 2 else math.nan) for t in range(6)]
+    found = summarise_engine(rows("running", *points), Window(0, 3 * SECOND))
+    assert (found["running_mean"], found["readings"]) == (10.0, 3)
+
+
+def test_a_replica_that_answered_once_has_not_told_the_window() -> None:
+    """Its page is gone after the first reading: nothing of it is in the sums."""
+    whole = [*rows("running", *((float(t), 32.0) for t in range(60))),
+             *rows("steps", *((float(t), 100.0 * t) for t in range(60)))]  # fmt: skip
+    once = [*rows("running", (0.0, 8.0), unit="replica 1"),
+            *rows("steps", (0.0, 7.0), unit="replica 1")]  # fmt: skip
+    window = Window(0, 60 * SECOND)
+    alone = summarise_engine(whole, window)
+    assert alone["replicas_told"] == 1
+    assert summarise_engine([*whole, *once], window) == alone
+    half = rows("running", *((float(t), 8.0) for t in range(30)), unit="replica 1")
+    assert summarise_engine([*whole, *half], window) == alone
+    assert summarise_engine(once, window) == {"replicas_told": 0}
+
+
+def test_a_counter_that_one_replica_does_not_tell_has_no_sum() -> None:
+    window = Window(0, 60 * SECOND)
+    times = range(60)
+    made = [
+        *rows("running", *((float(t), 32.0) for t in times)),
+        *rows("steps", *((float(t), 100.0 * t) for t in times)),
+        *rows("running", *((float(t), 16.0) for t in times), unit="replica 1"),
+        *rows("steps", *((float(t), 100.0 * (t % 40)) for t in times), unit="replica 1"),
+    ]
+    found = summarise_engine(made, window)  # replica 1 was started anew after 40 s
+    assert found["running_mean"] == 48.0
+    assert found["replicas_told"] == 2
+    assert "steps_per_s" not in found
+
+
 def rows(metric: str, *points: tuple[float, float], unit: str = "replica 0") -> list[TelemetryRow]:
     return [TelemetryRow(round(t * SECOND), "engine", unit, metric, v) for t, v in points]
 
@@ -143,23 +241,25 @@ def test_a_window_means_its_own_readings_only() -> None:
 def test_replicas_add_up_and_shares_do_not() -> None:
     found = summarise_engine(
         [
-            *rows("waiting", (1.0, 4.0), unit="replica 0"),
-            *rows("waiting", (1.1, 6.0), unit="replica 1"),
-            *rows("kv_use", (1.0, 0.2), unit="replica 0"),
-            *rows("kv_use", (1.1, 0.8), unit="replica 1"),
+            *rows("waiting", (1.0, 4.0), (2.0, 4.0), unit="replica 0"),
+            *rows("waiting", (1.1, 6.0), (2.1, 6.0), unit="replica 1"),
+            *rows("kv_use", (1.0, 0.2), (2.0, 0.2), unit="replica 0"),
+            *rows("kv_use", (1.1, 0.8), (2.1, 0.8), unit="replica 1"),
         ],
         Window(0, 3 * SECOND),
     )
     assert found == {
         "waiting_mean": 10.0, "waiting_max": 10.0, "kv_use_mean": 0.5, "kv_use_max": 0.8,
-        "replicas_told": 2,
+        "replicas_told": 2, "waiting_error": 0.0, "readings": 2,
     }  # fmt: skip
 
 
 def test_a_counter_that_fell_and_one_reading_have_no_rate() -> None:
-    window = Window(0, 9 * SECOND)
-    assert summarise_engine(rows("steps", (1.0, 50.0), (2.0, 10.0)), window) == {}
-    assert summarise_engine(rows("steps", (1.0, 50.0)), window) == {}
+    window = Window(0, 3 * SECOND)
+    fell = summarise_engine(rows("steps", (1.0, 50.0), (2.0, 10.0)), window)
+    assert fell == {"replicas_told": 1}
+    assert summarise_engine(rows("steps", (1.0, 50.0)), window) == {"replicas_told": 0}
+    assert summarise_engine(rows("steps", (5.0, 50.0)), window) == {}, "nothing in the window"
 
 
 def test_cpu_is_measured_of_the_process_that_burns_it() -> None:

@@ -73,8 +73,7 @@ class SampledEndpoint:
         if clock.zero_ns is None or not (rows := sampling.rows(clock.zero_ns)):
             return facts
         self._beside = Beside(rows)
-        told = _summary(rows, facts.window, clock.zero_ns, None)
-        return replace(facts, server={**facts.server, "telemetry": told})
+        return _with_summary(facts, rows, clock.zero_ns, None)
 
 
 @dataclass(slots=True)
@@ -162,13 +161,7 @@ class StartedEndpoint:
         self._stalled = clock.stalled
         if facts is None or not self.alive():
             raise self._died()
-        return replace(
-            facts,
-            server={
-                **facts.server,
-                "telemetry": _summary(rows, facts.window, clock.zero_ns, gpu),
-            },
-        )
+        return _with_summary(facts, rows, clock.zero_ns, gpu)
 
     def _log_since(self, marks: Mapping[str, int]) -> str:
         parts = {u: one.process.log_since(marks[u]) for u, one in self._processes.items()}
@@ -251,6 +244,18 @@ def ended(replica: Replica, code: int, when: str) -> RunFailed:
 
 def _unit(number: int) -> str:
     return f"replica {number}"
+
+
+def _with_summary(
+    facts: RunFacts, rows: Sequence[TelemetryRow], zero_ns: int | None, gpu: GpuProbe | None
+) -> RunFacts:
+    """The facts with the window's telemetry; what fails in it never costs the measurement."""
+    try:
+        told = _summary(rows, facts.window, zero_ns, gpu)
+    except Exception as error:  # pages and drivers that nobody has seen yet
+        why = f"the readings beside the run told nothing: {type(error).__name__}: {error}"
+        return replace(facts, notes=(*facts.notes, why))
+    return replace(facts, server={**facts.server, "telemetry": told})
 
 
 def _summary(

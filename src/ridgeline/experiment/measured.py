@@ -93,7 +93,7 @@ def measured_steps(facts: RunFacts, configuration: Configuration) -> dict[str, f
     is left out.
     """
     told = _telemetry(facts)
-    # Sums over the pages that answered are of that many of the replicas.
+    # Sums over the pages that told the window are of that many of the replicas.
     replicas = (configuration.knobs.data_parallel_size or 1) * _share_told(facts)
     engine = _engine(facts)
     gpus = [g for g in told.get("gpus") or () if isinstance(g, Mapping)]
@@ -179,7 +179,7 @@ def _cores(told: Mapping[str, Any], role: str) -> float | None:
 
 
 def _pages(facts: RunFacts) -> tuple[int, int] | None:
-    """Replicas whose /metrics page answered, and all that were asked; None when not recorded."""
+    """Replicas whose /metrics page told the window, and all asked; None when not recorded."""
     told = _engine(facts).get("replicas_told")
     asked = 0
     for name in ("replicas", "urls"):  # behind a router the one URL is no replica's
@@ -195,14 +195,15 @@ def _share_told(facts: RunFacts) -> float:
 
 
 def replicas_missing(facts: RunFacts) -> str | None:
-    """A warning when not every replica's /metrics page answered, None when all did."""
+    """A warning when not every replica's /metrics page told the whole window, else None."""
     pages = _pages(facts)
     if pages is None or pages[0] >= pages[1]:
         return None
     told, asked = pages
+    rest = "what stands for one replica is of the others, and " if told else ""
     return (
-        f"the /metrics page of {asked - told} of {asked} replicas told nothing in the window: what"
-        " stands for one replica is of the others, and there is no account of seconds"
+        f"the /metrics page of {asked - told} of {asked} replicas told nothing in the window, or"
+        f" not from its beginning to its end: {rest}there is no account of seconds"
     )
 
 

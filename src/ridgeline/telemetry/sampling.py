@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from ridgeline.domain.run import LiveFigures, Watch, Window
 from ridgeline.telemetry.prometheus import OLD_NAMES
 
 PERIOD_S = 1.0
+APART_S = 0.02  # between the readings of two probes, as far as the period allows
 # Engine metrics that are kept, by vLLM's names, with the names under which they are stored.
 GAUGES = {
     "vllm:num_requests_running": "running",
@@ -83,51 +85,65 @@ class FakeProbe:
 class Sampling:
     """Reads the probes every `period_s` while the context is open; the first time at once.
 
-    A probe that is slow delays the readings, it never makes them pile up.
+    Each probe has a thread of its own, so that a page that hangs leaves the others' readings as
+    they are. A probe that is slow delays its readings, it never makes them pile up. What a probe
+    said is dated in the middle between asking it and its answer.
     """
 
     def __init__(self, probes: Sequence[Probe], period_s: float = PERIOD_S) -> None:
-        self._probes = probes
         self._period_s = period_s
         self._taken: list[tuple[int, Reading]] = []
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run, args=(probe, i), name=f"telemetry {i}", daemon=True)
+            for i, probe in enumerate(probes)
+        ]
 
     def __enter__(self) -> "Sampling":
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(10.0)
+        deadline = time.monotonic() + 10.0
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def rows(self, zero_ns: int) -> tuple[TelemetryRow, ...]:
         """What was read, on the clock of a run whose zero is `zero_ns` on the monotonic clock."""
         return tuple(
             TelemetryRow(at - zero_ns, r.source, r.unit, r.metric, r.value)
-            for at, r in list(self._taken)
+            for at, r in sorted(self._taken, key=lambda taken: taken[0])
         )
 
-    def _run(self) -> None:
+    def _run(self, probe: Probe, number: int) -> None:
+        # A little apart: each thread that searches its page holds Python's lock, which the client
+        # shares, and several at once would keep it waiting for all of them.
+        self._stop.wait(number * min(APART_S, self._period_s / len(self._threads)))
         due = time.monotonic()
         while True:
-            for probe in self._probes:
-                at = time.monotonic_ns()
-                # A driver or a /proc of another kind must not end what the other probes read.
-                with contextlib.suppress(Exception):
-                    self._taken += [(at, reading) for reading in probe.read()]
+            # A driver or a /proc of another kind must not end the readings to come.
+            with contextlib.suppress(Exception):
+                self._read(probe)
             due = max(due + self._period_s, time.monotonic())
             if self._stop.wait(due - time.monotonic()):
                 break
-        for probe in self._probes:
-            with contextlib.suppress(Exception):
-                probe.close()
+        with contextlib.suppress(Exception):
+            probe.close()
+
+    def _read(self, probe: Probe) -> None:
+        asked = time.monotonic_ns()
+        told = [reading for reading in probe.read() if math.isfinite(reading.value)]
+        at = (asked + time.monotonic_ns()) // 2
+        self._taken.extend((at, reading) for reading in told)
 
 
 class EngineProbe:
     """One replica's /metrics page: the GAUGES and COUNTERS, each summed over the page's series.
 
-    A page of an engine with several cores has one series each; their KV use is averaged.
+    A page of an engine with several cores has one series each; their KV use is averaged. A metric
+    of which a series is no number (NaN, infinite) is left out: a sum over the rest is no sum.
     """
 
     def __init__(
@@ -167,6 +183,8 @@ class EngineProbe:
                 found[_STORED[name.decode()]].append(float(value))
         for metric, values in found.items():
             total = sum(values)
+            if not math.isfinite(total):
+                continue
             yield Reading(
                 "engine", self._unit, metric, total / len(values) if metric == "kv_use" else total
             )
@@ -229,59 +247,76 @@ def summarise_engine(rows: Iterable[TelemetryRow], window: Window) -> dict[str, 
     taken as independent of each other (a second lies between them, and hundreds of steps).
 
     Gauges and rates of several replicas are added up at their means; KV use is their mean, its
-    peak the fullest replica's. "replicas_told" is how many of them said anything: a page that did
-    not answer is missing in every sum. Keys that were not measured are absent. "steps_per_s" counts
-    steps with output: vLLM does not count a step that only carries unfinished prompts.
+    peak the fullest replica's. "replicas_told" is how many of them told the whole window: their
+    first and last reading lie near its ends. What another one said is missing in every sum, and a
+    metric that one of them did not tell throughout is absent, like all that was not measured. Empty
+    when nothing was read in the window. "steps_per_s" counts steps with output: vLLM does not count
+    a step that only carries unfinished prompts.
     """
-    series = _series(rows, "engine", window)
+    said = _series(rows, "engine", window)
+    if not said:
+        return {}
+    units = sorted({unit for unit, _ in said})
+    told = [u for u in units if _whole([p for (of, _), p in said.items() if of == u], window)]
+    by_metric = {
+        metric: [said[unit, metric] for unit in told]
+        for metric in dict.fromkeys(metric for _, metric in said)
+        if told and all(_whole([said.get((unit, metric), [])], window) for unit in told)
+    }
     found: dict[str, float] = {}
     for metric in GAUGES.values():
-        means, peaks, errors, readings = [], [], [], []
-        for (_, name), points in series.items():
-            if name == metric:
-                values = [value for _, value in points]
-                means.append(sum(values) / len(values))
-                peaks.append(max(values))
-                errors.append(_error_of_mean(values))
-                readings.append(len(values))
-        if means:
-            shared = metric == "kv_use"
-            if not shared and min(readings) > 1:
-                found[f"{metric}_error"] = math.sqrt(sum(error**2 for error in errors))
-                found["readings"] = min(readings)
-            found[f"{metric}_mean"] = sum(means) / (len(means) if shared else 1)
-            found[f"{metric}_max"] = max(peaks) if shared else sum(peaks)
+        found |= _gauge(metric, by_metric.get(metric, []))
     for metric in COUNTERS.values():
-        rates = [
-            rate
-            for (_, name), points in series.items()
-            if name == metric and (rate := _rate(points)) is not None
-        ]
-        if rates:
-            found[f"{metric}_per_s"] = sum(rates)
-    found |= _stage_means(series)
-    return {**found, "replicas_told": len({unit for unit, _ in series})} if found else {}
+        rates = [_rate(points) for points in by_metric.get(metric, [])]
+        known = [rate for rate in rates if rate is not None]
+        if known and len(known) == len(rates):
+            found[f"{metric}_per_s"] = sum(known)
+    return {**found, **_stage_means(by_metric), "replicas_told": len(told)}
+
+
+def _whole(series: Iterable["_Points"], window: Window) -> bool:
+    """True when readings tell the window from near its beginning to near its end."""
+    times = sorted({at for points in series for at, _ in points})
+    if len(times) < 2:
+        return False
+    third_s = window.seconds / 3
+    near_s = min(max(3 * PERIOD_S, window.seconds / 20), max(1.5 * PERIOD_S, third_s))
+    return max(times[0] - window.start_ns, window.end_ns - times[-1]) <= near_s * 1e9
+
+
+def _gauge(metric: str, replicas: Sequence["_Points"]) -> dict[str, float]:
+    """Mean and peak of one gauge over the replicas, and what the number of readings allows."""
+    if not replicas:
+        return {}
+    values = [[value for _, value in points] for points in replicas]
+    means, peaks = [sum(v) / len(v) for v in values], [max(v) for v in values]
+    if metric == "kv_use":
+        return {f"{metric}_mean": sum(means) / len(means), f"{metric}_max": max(peaks)}
+    return {
+        f"{metric}_error": math.sqrt(sum(_error_of_mean(v) ** 2 for v in values)),
+        "readings": min(map(len, values)),
+        f"{metric}_mean": sum(means),
+        f"{metric}_max": sum(peaks),
+    }
 
 
 def _error_of_mean(values: Sequence[float]) -> float:
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
-def _stage_means(series: Mapping[tuple[str, str], "_Points"]) -> dict[str, float]:
+def _stage_means(by_metric: Mapping[str, Sequence["_Points"]]) -> dict[str, float]:
     """Mean seconds of the requests that finished between the first and the last reading.
 
     With the times of those readings, so that the client's requests of the same span can be found.
     """
     found: dict[str, float] = {}
     for stage in STAGES.values():
-        grown = {
-            end: [rise for (_, name), points in series.items() if name == f"{stage}_{end}"
-                  and (rise := _rise(points)) is not None]
-            for end in ("sum", "count")
-        }  # fmt: skip
-        if sum(grown["count"]) > 0:
-            found[f"{stage}_mean_s"] = sum(grown["sum"]) / sum(grown["count"])
-    times = [at for (_, name), points in series.items() if name == "e2e_count"
+        sums = [_rise(points) for points in by_metric.get(f"{stage}_sum", [])]
+        counts = [_rise(points) for points in by_metric.get(f"{stage}_count", [])]
+        ended = sum(count or 0.0 for count in counts)
+        if ended > 0 and None not in sums and None not in counts:
+            found[f"{stage}_mean_s"] = sum(rise or 0.0 for rise in sums) / ended
+    times = [at for points in by_metric.get("e2e_count", [])
              for at, _ in (points[0], points[-1])]  # fmt: skip
     if found and times:
         found |= {"first_reading_s": min(times) / 1e9, "last_reading_s": max(times) / 1e9}
@@ -304,10 +339,14 @@ _Points = list[tuple[int, float]]
 def _series(
     rows: Iterable[TelemetryRow], source: str, window: Window
 ) -> Mapping[tuple[str, str], _Points]:
-    """(unit, metric) -> (ns, value) of the readings of a source inside the window."""
+    """(unit, metric) -> (ns, value) of the readings of a source inside the window.
+
+    Older records may hold readings that are no numbers: they are left out.
+    """
     series: dict[tuple[str, str], _Points] = defaultdict(list)
     for row in rows:
-        if row.source == source and window.start_ns <= row.at_ns < window.end_ns:
+        inside = row.source == source and window.start_ns <= row.at_ns < window.end_ns
+        if inside and math.isfinite(row.value):
             series[row.unit, row.metric].append((row.at_ns, row.value))
     return series
 
@@ -319,8 +358,9 @@ def _rate(points: _Points) -> float | None:
 
 
 def _rise(points: _Points) -> float | None:
-    """Growth from the first to the last reading; None with one reading, or when it fell."""
+    """Growth from the first to the last reading; None with one reading, or when it ever fell."""
     if len(points) < 2 or points[-1][0] <= points[0][0]:
         return None
-    grown = points[-1][1] - points[0][1]
-    return None if grown < 0 else grown
+    if any(after < before for (_, before), (_, after) in pairwise(points)):
+        return None
+    return points[-1][1] - points[0][1]
