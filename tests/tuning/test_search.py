@@ -4,11 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.slo import slo_from_mapping
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
+from ridgeline.tuning.pool import looks
 from ridgeline.tuning.ranges import space_of
 from ridgeline.tuning.risk import Risk
 from ridgeline.tuning.search import Search, Windows
@@ -179,3 +181,17 @@ def test_a_budget_is_kept_and_the_twin_is_asked_about_hundreds_not_thousands() -
 def test_only_candidates_of_the_allowed_risk_are_measured() -> None:
     _, history = searched(FormulaGround(world, world, LIMITS))
     assert all(SPACE.risk(t.candidate) < Risk.NUMERICS for t in history.trials)
+
+
+def test_a_change_that_does_nothing_on_top_of_others_is_not_proposed() -> None:
+    """In this world three knobs act. Of the best candidates none carries a fourth beside them."""
+    ground = FormulaGround(world, world, LIMITS)
+    pool = looks(SPACE, ground, LIMITS, measured=[], good=[], random=np.random.default_rng(0))
+    acts = {"max_num_seqs", "max_num_batched_tokens", "quantization"}
+    best = sorted(pool, key=lambda e: -(e.value or 0.0))[:8]
+    assert all(set(e.candidate.change) <= acts for e in best)
+    assert best[0].candidate.change == {
+        "max_num_seqs": 64, "max_num_batched_tokens": 2048, "quantization": "fp8",
+    }  # fmt: skip
+    alone = {name for e in pool if len(e.candidate.change) == 1 for name in e.candidate.change}
+    assert "enable_prefix_caching" in alone, "the twin may be blind to it"

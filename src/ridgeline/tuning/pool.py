@@ -19,6 +19,8 @@ LOOKS = 300  # twin looks at most, beside those around what was measured
 AT_RANDOM = 60
 BEAM = 5  # points that each round refines
 TOGETHER = 8  # single changes that are combined with each other
+IDLE = 0.002  # log points of value below which a change on top of others is taken for none
+IDLE_LIMIT = 0.01  # the same of a limit
 STEEPNESS = 3.0  # log points of value that a limit missed by one log point costs the ranking
 
 Looked = dict[str, Expected]  # by what the engine would run with
@@ -60,7 +62,7 @@ def looks(
             break
     for candidate in good:
         pool.add(space.neighbours(space.point(candidate)))
-    return pool.expected()
+    return pool.expected() if measured else pool.without_idle(keep=own)
 
 
 def score(expected: Expected, limits: Mapping[str, float]) -> float:
@@ -103,6 +105,23 @@ def _merged(own: Point, one: Point, other: Point) -> Point | None:
     if any(o not in (a, b) for o, a, b in pairs):
         return None
     return tuple(a if a != o else b for o, a, b in pairs)
+
+
+def _simpler(point: Point, own: Point) -> list[Point]:
+    """The point without one of its changes; none of a single change."""
+    changed = [i for i, value in enumerate(point) if value != own[i]]
+    if len(changed) < 2:
+        return []
+    return [(*point[:i], own[i], *point[i + 1 :]) for i in changed]
+
+
+def _as_good(one: Expected, other: Expected) -> bool:
+    """True when `one` is expected to be no worse than `other` in value and in every limit."""
+    if not one.value or not other.value or one.limits.keys() != other.limits.keys():
+        return False
+    if math.log(one.value / other.value) < -IDLE:
+        return False
+    return all(_over(k, v, other.limits[k]) <= IDLE_LIMIT for k, v in one.limits.items())
 
 
 class _Pool:
@@ -150,3 +169,30 @@ class _Pool:
 
     def expected(self) -> tuple[Expected, ...]:
         return tuple(self._found.values())
+
+    def without_idle(self, keep: Point) -> tuple[Expected, ...]:
+        """All that were looked at, without those with an idle change, but for `keep`.
+
+        A change is idle on top of others when the twin expects as much without it. Before anything
+        was measured there is no better knowledge, and the first candidates shall carry no setting
+        that does nothing; later what the twin is blind to may be found on top of what is good.
+        """
+        own = self._space.point(Candidate())
+        best = sorted(self._points.values(), key=self.score, reverse=True)[:AT_RANDOM]
+        self.add(simpler for p in best for simpler in _simpler(p, own))
+        kept = self._identity(keep)
+        return tuple(
+            found
+            for name, found in self._found.items()
+            if name == kept or not self._idle(self._points[name], found, own)
+        )
+
+    def _idle(self, point: Point, found: Expected, own: Point) -> bool:
+        for simpler in _simpler(point, own):
+            other = self._found.get(self._identity(simpler))
+            if other is not None and other is not found and _as_good(other, found):
+                return True
+        return False
+
+    def _identity(self, point: Point) -> str:
+        return self._space.resolved(self._space.candidate(point)).identity

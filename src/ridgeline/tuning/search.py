@@ -38,6 +38,7 @@ DOUBTFUL = 0.1  # suspicion above which engines are not started side by side
 VOIDS = 2  # void trials of a candidate after which it is not tried again
 CONFIRMED = 2  # trials that the answer has at least, if the budget allows
 CONTENDERS = 3
+EQUAL = 0.01  # log points within which the answer goes by what needs fewer changes
 SMALLEST_SHARE = 0.002  # of requests outside their limits; a smaller one is the same
 _Z = 1.959964
 
@@ -229,7 +230,11 @@ class _View:
                      float(self.feasible[r]), self.count[r])
             for r in self._answers()
         ]  # fmt: skip
-        return tuple(sorted(found, key=lambda s: -s.value))
+        ranked = sorted(found, key=lambda s: -s.value)
+        # what differs by less than can be told goes by what needs fewer changes
+        equal = [s for s in ranked if s.value >= ranked[0].value * math.exp(-EQUAL)]
+        equal.sort(key=lambda s: (len(s.candidate.change), -s.trials))
+        return (*equal, *ranked[len(equal) :])
 
     def opening(self, ground: Ground, windows: Windows) -> list[int]:
         """The baseline, and beside it what the twin alone would choose."""
@@ -290,9 +295,10 @@ class _View:
         times, chance = self.count[row], self.feasible[row]
         if row == 0 and not times:
             return "the baseline, which everything is held against"
-        value = math.exp(self._mean[row])
+        value = math.exp(self._mean[row] - self._mean[0])
         what = "measured again, longer" if times else "expected"
-        return f"{what}: {value:.4g} (±{100 * self._spread[row]:.0f} %), limits met {chance:.0%}"
+        spread = 100 * self._spread[row]
+        return f"{what}: {value:.2f} times the baseline (±{spread:.0f} %), limits met {chance:.0%}"
 
     def _cost(self, ground: Ground, windows: Windows, rows: Sequence[int]) -> float:
         old = all(self.count[r] for r in rows)
