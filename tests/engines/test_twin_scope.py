@@ -91,13 +91,15 @@ def test_what_differs_is_said_and_the_bands_are_wider_or_not_validated(
         assert facts.errors[path] == pytest.approx(hypot(same.errors[path], adds), rel=1e-6)
 
 
-def test_of_several_that_were_fitted_the_nearest_counts() -> None:
+def test_of_several_that_were_fitted_all_count() -> None:
+    """Their constants are pooled: one that is the same does not make the others so."""
     big = Served("meta-llama/Llama-3.1-70B", "fp8", 4, "0.33")
-    assert scope_notes(replace(HOST, calibration=made(big, FITTED))) == ()
-    # each was fitted, but not together
+    [note] = scope_notes(replace(HOST, calibration=made(big, FITTED)))
+    assert "was fitted on something else too: model meta-llama/Llama-3.1-70B (here" in note
     mixed = replace(HOST, knobs=KNOBS.with_changes({"quantization": "fp8"}))
     [note] = scope_notes(replace(mixed, calibration=made(big, FITTED)))
-    assert "weights bf16 (here fp8);" in note
+    assert "was fitted on something else: model meta-llama/Llama-3.1-70B (here" in note
+    assert "weights bf16 (here fp8)," in note
 
 
 def test_a_file_that_does_not_say_is_said_to_and_another_gpus_is_not_applied() -> None:

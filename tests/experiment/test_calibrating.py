@@ -195,8 +195,8 @@ def test_a_bad_calibration_file_is_one_line_with_its_place(tmp_path, text, messa
     (tmp_path / "host.json").write_text(text)
     with pytest.raises(BadInput, match=message):
         load_study(path)
-    path.write_text(path.read_text().replace("engine: twin", "engine: vllm"))
-    with pytest.raises(BadInput, match="twin belongs to engine: twin"):
+    path.write_text(path.read_text().replace("engine: twin", "engine: sglang"))
+    with pytest.raises(BadInput, match="twin belongs to an engine that the twin models"):
         load_study(path)
 
 

@@ -67,12 +67,14 @@ def calibrate(
         raise BadInput(
             "there are no runs to fit to", fix="name their folders, or write a probe with --plan"
         )
+    from ridgeline.experiment.calibrating import assumed, read_observations  # noqa: PLC0415
     from ridgeline.experiment.calibrating import (  # noqa: PLC0415
         calibrate as fitted,
     )
-    from ridgeline.experiment.calibrating import read_observations  # noqa: PLC0415
 
     observations = read_observations(runs, model)
+    for line in assumed(observations):
+        say(line)
     say(f"{len(observations)} configurations, {sum(o.repeats for o in observations)} runs")
     found = fitted(observations, say)
     write_json(json, found.to_json())

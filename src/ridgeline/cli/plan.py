@@ -52,14 +52,15 @@ def plan(
     from ridgeline.cli.plan_page import explained, page  # noqa: PLC0415
     from ridgeline.experiment.engines import refusal  # noqa: PLC0415
     from ridgeline.experiment.planning import plan as planned  # noqa: PLC0415
+    from ridgeline.workload.study import on_twin  # noqa: PLC0415
     from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
 
     study = load_study(file)
     base = study.baseline
     if base.configuration.gpu is None:
         raise BadInput("a plan needs a GPU", where=str(file), fix="add hardware: {gpu: NAME}")
-    on_twin = replace(base, configuration=replace(base.configuration, engine="twin"))
-    refused = refusal(on_twin)
+    base = replace(base, configuration=on_twin(base.configuration, study.calibration))
+    refused = refusal(base)
     if refused is not None:
         raise refused
     read = None if log is None else (_text(log), str(log))
@@ -93,20 +94,23 @@ def _text(log: Path) -> str:
 
 def _measured(folders: list[Path], planned: "Configuration") -> "tuple[Observation, ...]":
     """What was measured, where it says something about the GPU that is planned for."""
+    from ridgeline.domain.hardware import differing_rates  # noqa: PLC0415
     from ridgeline.experiment.calibrating import read_observations  # noqa: PLC0415
 
     if not folders:
         return ()
-    found = read_observations(folders, planned.model)
+    found = read_observations(folders, planned.model, "--runs")
     gpu, ours = found[0].configuration.device(), planned.device()
     if gpu is None or ours is None or gpu.name != ours.name:
-        raise BadInput(
+        what = (
             f"the runs are from {None if gpu is None else gpu.name}, the plan is for"
-            f" {None if ours is None else ours.name}",
-            where="--runs",
-            fix="give runs of the same GPU",
+            f" {None if ours is None else ours.name}"
         )
-    return found
+    elif differing_rates(gpu, ours):
+        what = f"the runs are from another GPU that is called {ours.name} too"
+    else:
+        return found
+    raise BadInput(what, where="--runs", fix="give runs of the same GPU")
 
 
 class _Progress:
@@ -191,6 +195,7 @@ def _to_json(result: "PlanResult") -> dict[str, Any]:
         "measured": [{"experiment": h.experiment, "figure": h.path, "measured": h.measured,
                       "predicted": h.predicted, "low": h.low, "high": h.high,
                       "refused": h.refused, "outside": h.outside} for h in result.held],
+        "measured_notes": list(result.held_notes),
         "throughputs_held": {"outside": result.agreement.outside,
                              "of": result.agreement.known,
                              "expected": result.agreement.expected},

@@ -150,7 +150,7 @@ def _against_measured(result: "PlanResult") -> list[Any]:
             one.experiment, words, form(one.measured), predicted, band,
             {True: "✗ outside", False: "inside", None: "not known"}[one.outside],
         )  # fmt: skip
-    lines: list[Any] = ["", found]
+    lines: list[Any] = ["", found, *result.held_notes]
     agreed = result.agreement
     outside = [h for h in result.held if h.outside and h.path in agreed.against]
     told = [f"{out} of {of} {path_words(path)}" for path, (out, of) in agreed.counts.items()]

@@ -45,6 +45,12 @@ class Gpu:
             ) from None
 
 
+def differing_rates(one: Gpu, other: Gpu) -> tuple[str, ...]:
+    """Names of the figures that decide a step's time and are not the same."""
+    names = ("bandwidth_bytes_per_s", "link_bytes_per_s", "flops")
+    return tuple(n for n in names if getattr(one, n) != getattr(other, n))
+
+
 @cache
 def catalogue() -> tuple[Gpu, ...]:
     """All GPUs that Ridgeline knows."""

@@ -151,11 +151,13 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Constants of the twin that were fitted to runs on a host with this GPU (a catalogue name).
+    """Constants of the twin that were fitted to runs on a host with this GPU.
 
     `covariance` is that of the logarithms of the constants in `names`, empty where the file has
     none. `residuals`: what the fit left over by figure (a path in a Summary), as the standard
     deviation of logarithms. `fitted_on`: each combination that its runs served, once.
+    `gpu_figures`: the catalogue row of a user's own card, None where `gpu` is a catalogue name (or
+    an older file does not tell).
     """
 
     gpu: str
@@ -164,6 +166,16 @@ class Calibration:
     covariance: tuple[tuple[float, ...], ...] = ()
     residuals: Mapping[str, float] = field(default_factory=dict)
     fitted_on: tuple[Served, ...] = ()
+    gpu_figures: Mapping[str, Any] | None = None
+
+    def device(self) -> Gpu | None:
+        """The GPU that it was made on; None for a card of whose figures the file says nothing."""
+        if self.gpu_figures is not None:
+            return gpu_from_row(self.gpu_figures)
+        try:
+            return known_gpu(self.gpu)
+        except BadInput:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

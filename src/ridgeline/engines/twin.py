@@ -10,6 +10,7 @@ import numpy as np
 
 from ridgeline.domain.defaults import resolve
 from ridgeline.domain.errors import BadInput, nearest
+from ridgeline.domain.hostconstants import FREE
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.model import shape as find_shape
 from ridgeline.domain.records import RecordSink
@@ -26,7 +27,7 @@ from ridgeline.domain.steadystate import Onset, onset_of
 from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.twin_bands import doubt_of, prediction_errors
 from ridgeline.engines.twin_records import HandIn
-from ridgeline.engines.twin_scope import DEFAULT_RELEASE, scope_notes
+from ridgeline.engines.twin_scope import DEFAULT_RELEASE, applies, scope_notes
 from ridgeline.twin.calibration import Fitted
 from ridgeline.twin.calibration import fit as fit_constants
 from ridgeline.twin.constants import Constants, priors_for
@@ -44,12 +45,9 @@ __all__ = [
     "constants_of", "fit_constants", "known_constants", "server_facts", "twin_of",
 ]  # fmt: skip
 
-# What a calibration on a host's own runs fits: launch times, gaps, the API server, two shares.
-FREE = (
-    "gemm_bandwidth_share", "gemm_flops_share", "step_gap_ns", "piecewise_launch_ns_per_layer",
-    "eager_launch_ns_per_layer", "prompt_step_ns", "update_ns_per_request", "receive_ns",
-    "receive_ns_per_token", "send_ns_per_chunk",
-)  # fmt: skip
+NO_BANDS = (
+    "no bands: the twin could not be simulated with constants as far off as they are said to be"
+)
 SLICE_NS = 5_000_000_000  # simulated time between two looks at the watch
 
 
@@ -91,9 +89,8 @@ def constants_of(configuration: Configuration) -> Constants:
     """The configuration's calibration where it was made on this GPU, else the GPU's priors."""
     device, known = configuration.device(), configuration.calibration
     assert device is not None
-    gpu = device.name
-    if known is None or known.gpu != gpu:
-        return priors_for(gpu)
+    if known is None or not applies(configuration):
+        return priors_for(device.name)
     return calibrated(configuration, known.constants)
 
 
@@ -145,6 +142,10 @@ class TwinEndpoint:
             interrupted = _simulate(fleet, offer, watch, hand)
         window = Window(offer.window_start, offer.window_end)
         notes = (*self._notes, *hand.finish(watch))
+        asked = plan.bands and not interrupted and hand.tally.stays > 0
+        errors = self._errors(plan, hand.tally) if asked else {}
+        if asked and not errors:
+            notes += (NO_BANDS,)
         return RunFacts(
             source=self.source,
             window=window,
@@ -154,12 +155,10 @@ class TwinEndpoint:
             interrupted=interrupted,
             notes=notes,
             warmup=None if onset is None else Warmup(window, workload.warmup_s, found),
-            errors=self._errors(plan, hand.tally) if plan.bands and not interrupted else {},
+            errors=errors,
         )
 
     def _errors(self, plan: DrivePlan, seen: Tally) -> Mapping[str, float]:
-        if not seen.stays:
-            return {}
         mean_s = seen.stay_ns / seen.stays / 1e9
         return prediction_errors(self.twin, plan.schedule.workload, self._doubt, stay_s=mean_s)
 

@@ -79,7 +79,7 @@ def _errors(twin: Twin, load: Workload, doubt: Doubt) -> dict[str, float]:
             figures(replace(twin, constants=constants), load)
             for constants in design(twin.constants, doubt.directions)
         ]
-    except RidgelineError:
+    except (RidgelineError, ArithmeticError):  # constants that no float holds
         return {}
     return spread(seen, doubt)
 

@@ -5,10 +5,12 @@ model; its two shares of the GPU do. So it is applied to whatever runs on that G
 is not what was measured, the result says so.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, replace
 
 from ridgeline.domain.defaults import resolve
 from ridgeline.domain.errors import RidgelineError
+from ridgeline.domain.hardware import differing_rates
 from ridgeline.domain.knobs import Configuration, Served
 from ridgeline.domain.model import ModelShape
 from ridgeline.domain.model import shape as find_shape
@@ -27,13 +29,16 @@ ASPECTS = {
 class Scope:
     """Where a configuration is not what its calibration was fitted on.
 
-    differs, unknown: names in ASPECTS; unknown are those that the calibration does not tell.
+    All that was fitted counts: its constants are pooled over it. differs, unknown: names in
+    ASPECTS in which any of it is something else, or which the file does not tell of any.
+    same: some of it is just what the configuration serves.
     """
 
     ours: Served
-    nearest: Served | None
+    fitted: tuple[Served, ...] = ()
     differs: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    same: bool = False
 
     @property
     def wider(self) -> bool:
@@ -45,10 +50,11 @@ class Scope:
         found = []
         if self.differs:
             apart = ", ".join(
-                f"{ASPECTS[n][0]} {getattr(self.nearest, n)} (here {getattr(self.ours, n)})"
+                f"{ASPECTS[n][0]} {self._theirs(n)} (here {getattr(self.ours, n)})"
                 for n in self.differs
             )
-            found.append(f"the calibration was fitted on something else: {apart}")
+            too = " too" if self.same else ""
+            found.append(f"the calibration was fitted on something else{too}: {apart}")
         if self.unknown:
             words = ", ".join(
                 f"{ASPECTS[n][0]} (here {getattr(self.ours, n)})" for n in self.unknown
@@ -58,6 +64,11 @@ class Scope:
                 " calibrate`"
             )
         return tuple(f"{text}; {self._worth()}" for text in found)
+
+    def _theirs(self, name: str) -> str:
+        """The values of an aspect that are not ours."""
+        values = (getattr(one, name) for one in self.fitted if name in _apart(self.ours, one))
+        return ", ".join(dict.fromkeys(map(str, values)))
 
     def _worth(self) -> str:
         """What the bands are worth then."""
@@ -88,29 +99,46 @@ def served(configuration: Configuration, release: str | None = None) -> Served:
 
 def scope_of(configuration: Configuration) -> Scope | None:
     """How the configuration's calibration fits it; None without one that is of its GPU."""
-    made, device = configuration.calibration, configuration.device()
-    if made is None or device is None or made.gpu != device.name:
+    made = configuration.calibration
+    if made is None or not applies(configuration):
         return None
-    ours = served(configuration)
-    return min(
-        (_against(ours, one) for one in made.fitted_on),
-        key=lambda s: (len(s.differs), len(s.unknown)),
-        default=Scope(ours, None, unknown=tuple(ASPECTS)),
+    ours, rows = served(configuration), made.fitted_on
+    if not rows:
+        return Scope(ours, unknown=tuple(ASPECTS))
+    apart = {n for row in rows for n in _apart(ours, row)}
+    blank = {n for row in rows for n in ASPECTS if getattr(row, n) is None}
+    return Scope(
+        ours,
+        rows,
+        tuple(n for n in ASPECTS if n in apart),
+        tuple(n for n in ASPECTS if n in blank),
+        any(not _apart(ours, row) and None not in astuple(row) for row in rows),
     )
 
 
-def _against(ours: Served, fitted: Served) -> Scope:
-    differs, unknown = [], []
+def applies(configuration: Configuration) -> bool:
+    """Whether the configuration has a calibration that was made on its GPU: by name and figures.
+
+    Of a card whose figures its file does not tell the name alone has to do.
+    """
+    made, device = configuration.calibration, configuration.device()
+    if made is None or device is None or made.gpu != device.name:
+        return False
+    theirs = made.device()
+    return theirs is None or not differing_rates(theirs, device)
+
+
+def _apart(ours: Served, fitted: Served) -> tuple[str, ...]:
+    """Aspects in which the two are known to differ."""
+    found = []
     for name in ASPECTS:
         theirs, mine = getattr(fitted, name), getattr(ours, name)
-        if theirs is None:
-            unknown.append(name)
-        elif theirs != mine and not (name == "model" and _same_shape(theirs, mine)):
-            differs.append(name)
-    return Scope(ours, fitted, tuple(differs), tuple(unknown))
+        if theirs not in (None, mine) and not (name == "model" and same_shape(theirs, mine)):
+            found.append(name)
+    return tuple(found)
 
 
-def _same_shape(one: str, other: str) -> bool:
+def same_shape(one: str, other: str) -> bool:
     """A model is its shape here: a folder may have another name than the one on the hub."""
     try:
         first, second = find_shape(one), find_shape(other)
@@ -133,5 +161,24 @@ def scope_notes(configuration: Configuration) -> tuple[str, ...]:
         return ()
     if made.gpu != device.name:
         return (f"the calibration is of {made.gpu}: {device.name} is predicted with its priors",)
-    scope = scope_of(configuration)
-    return () if scope is None else scope.notes()
+    theirs, scope = made.device(), scope_of(configuration)
+    if scope is not None:
+        said = scope.notes()
+        if theirs is None:
+            said += (f"the calibration's file does not say the figures of {made.gpu}",)
+        return said
+    assert theirs is not None
+    apart = ", ".join(
+        f"{n} {_words(getattr(theirs, n))}, here {_words(getattr(device, n))}"
+        for n in differing_rates(theirs, device)
+    )
+    return (
+        f"the calibration is of another GPU that is called {made.gpu} too ({apart}): this one is"
+        " predicted with its priors",
+    )
+
+
+def _words(value: object) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{name} {_words(v)}" for name, v in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -29,7 +29,7 @@ from ridgeline.engines.twin import (
     fit_constants,
     known_constants,
 )
-from ridgeline.engines.twin_scope import served
+from ridgeline.engines.twin_scope import same_shape, served
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
 from ridgeline.workload.calibrationfile import CALIBRATION_SCHEMA
 from ridgeline.workload.schedule import Schedule, draw_schedule
@@ -60,7 +60,8 @@ class Observation:
 
     `prompt_extra`: tokens that the server counted above what was planned (the chat template).
     `kv_tokens`: the pool's size by the engine's own log, None when not known. `release`: what the
-    engine said that it is, likewise.
+    engine said that it is, likewise. `taken_for`: the runs' own name of their model where its shape
+    is not known here, and the configuration's is one that was given for it.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Observation:
     kv_tokens: int | None = None
     repeats: int = 1
     release: str | None = None
+    taken_for: str | None = None
 
     @property
     def served(self) -> Served:
@@ -117,9 +119,11 @@ class Calibration:
 
     def to_json(self) -> dict[str, Any]:
         """The calibration file."""
+        figures = self.observations[0].configuration.gpu_figures
         return {
             "schema": CALIBRATION_SCHEMA,
             "gpu": self.gpu,
+            **({"gpu_figures": dict(figures)} if figures is not None else {}),
             "model": self.model,
             "fitted_on": [asdict(s) for s in dict.fromkeys(o.served for o in self.observations)],
             "constants": dict(self.constants),
@@ -135,12 +139,16 @@ class Calibration:
         }  # fmt: skip
 
 
-def read_observations(folders: Iterable[Path], model: str | None = None) -> tuple[Observation, ...]:
+def read_observations(
+    folders: Iterable[Path], model: str | None = None, where: str = "calibrate"
+) -> tuple[Observation, ...]:
     """The measured runs under the given folders (runs, or studies that hold runs).
 
-    `model` has the shape that was served, where the runs name a folder that is not here.
+    `model` has the shape that was served, where the runs name a folder that is not here. `where`
+    goes into errors.
 
-    Raises BadInput when there is nothing to learn from: no runs, twins only, no known GPU.
+    Raises BadInput when there is nothing to learn from: no runs, twins only, no known GPU; and for
+    runs whose own model is known to have another shape than `model`.
     """
     runs: list[StoredRun] = []
     twins = unknown = 0
@@ -158,24 +166,52 @@ def read_observations(folders: Iterable[Path], model: str | None = None) -> tupl
             why = f"all {twins} valid runs are twins: a twin cannot be calibrated on itself"
         elif unknown:
             why = f"{unknown} runs do not say on which GPU they ran"
-        raise BadInput(why, where="calibrate", fix="give runs of a real engine on a known GPU")
+        raise BadInput(why, where=where, fix="give runs of a real engine on a known GPU")
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
         same = replace(run.meta.workload, seed=0)
         groups.setdefault(repr((run.meta.configuration, same)), []).append(run)
     found = tuple(_observation(group) for group in groups.values())
     if model is not None:
-        found = tuple(
-            replace(o, configuration=replace(o.configuration, model=model)) for o in found
-        )
-    places = {(o.configuration.gpu, o.configuration.model) for o in found}
-    if len({gpu for gpu, _ in places}) > 1:
+        found = tuple(_of_model(o, model, where) for o in found)
+    cards = {repr(o.configuration.gpu_figures or o.configuration.gpu): o for o in found}
+    if len(cards) > 1:
+        names = sorted(str(o.configuration.gpu) for o in cards.values())
         raise BadInput(
-            f"the runs are from several GPUs: {', '.join(sorted(str(g) for g, _ in places))}",
-            where="calibrate",
-            fix="calibrate each by itself",
+            f"the runs are from several GPUs: {', '.join(names)}",
+            where=where,
+            fix="give those of one",
         )
     return found
+
+
+def _of_model(observation: Observation, model: str, where: str) -> Observation:
+    """The observation under its own model's name, under `model` where that one's is not known."""
+    own = observation.configuration.model
+    try:
+        shape(own)
+    except BadInput:
+        served_as = replace(observation.configuration, model=model)
+        return replace(observation, configuration=served_as, taken_for=own)
+    if own != model and not same_shape(own, model):
+        raise BadInput(
+            f"{observation.name} served {own}, which has another shape than {model}",
+            where=where,
+            fix=f"give runs of {model}",
+        )
+    return observation
+
+
+def assumed(observations: Iterable[Observation]) -> tuple[str, ...]:
+    """What is taken for granted of the runs' models, a line each."""
+    return tuple(
+        dict.fromkeys(
+            f"the runs' model {o.taken_for}, whose shape is not known here, is taken for"
+            f" {o.configuration.model}"
+            for o in observations
+            if o.taken_for is not None
+        )
+    )
 
 
 def _ensure_shape(name: str) -> None:

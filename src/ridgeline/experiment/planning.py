@@ -15,7 +15,7 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.workload import Arrivals, Workload
 from ridgeline.engines.twin import Twin, twin_of
-from ridgeline.experiment.calibrating import Observation
+from ridgeline.experiment.calibrating import Observation, assumed
 from ridgeline.experiment.capacity import (
     Bound,
     Memory,
@@ -41,7 +41,8 @@ class PlanResult:
     """All that `ridgeline plan` says. `candidates` are ranked, best first.
 
     bound: over all settings that the plan varies; own_bound: at the baseline's own settings.
-    held: predictions beside runs that were measured; `demoted`: they contradict the twin.
+    held: predictions beside runs that were measured, with `held_notes` on what is taken for granted
+    of them; `demoted`: they contradict the twin.
     """
 
     baseline: Prediction
@@ -55,6 +56,7 @@ class PlanResult:
     constants: str = "prior"
     notes: tuple[str, ...] = field(default=())
     held: tuple[Held, ...] = ()
+    held_notes: tuple[str, ...] = ()
 
     @property
     def agreement(self) -> Agreement:
@@ -86,7 +88,7 @@ def plan(
     other = 0.0 if log is None else missing_bytes(twin, *log)
     held = hold(measured, Predictor(slo), configuration)
     search = _Plan(configuration, workload, Predictor(slo, other), said, from_log=log is not None)
-    return replace(search.result(top), held=held)
+    return replace(search.result(top), held=held, held_notes=assumed(measured))
 
 
 class _Plan:

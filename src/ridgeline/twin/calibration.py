@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.domain.hostconstants import BANDWIDTH_MOST, FLOPS_MOST
 from ridgeline.domain.records import Floats
 from ridgeline.twin.constants import Constants
 
@@ -18,7 +19,7 @@ PULL = 0.4  # width of the start's own belief in each constant, as a logarithm
 STEP = 0.05  # of the logarithms, for differences: a simulation is not smooth
 # Shares of a peak that no kernel passes, and of guesses that no drafter gets right.
 MOST = {
-    "gemm_bandwidth_share": 0.95, "gemm_flops_share": 0.90, "fp8_rows_share": 1.0,
+    "gemm_bandwidth_share": BANDWIDTH_MOST, "gemm_flops_share": FLOPS_MOST, "fp8_rows_share": 1.0,
     "decode_attention_share": 0.90, "prefill_attention_share": 0.90, "all_reduce_share": 0.95,
     "draft_acceptance": 0.95,
 }  # fmt: skip

@@ -5,10 +5,17 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ridgeline.domain.errors import BadInput
+import numpy as np
+
+from ridgeline.domain.bands import LATENCIES, TOKENS
+from ridgeline.domain.errors import BadInput, nearest
+from ridgeline.domain.hardware import gpu_from_row
+from ridgeline.domain.hostconstants import LIMITS
 from ridgeline.domain.knobs import Calibration, Served
 
 CALIBRATION_SCHEMA = 1
+MOST_ERROR = 5.0  # a logarithm: who is off by a factor of 150 knows nothing
+ROUNDED = 0.01
 HOW = "write one with `ridgeline calibrate RUN... --json FILE`"
 
 
@@ -21,12 +28,43 @@ def read_calibration(path: Path) -> Calibration:
     if not isinstance(body, dict) or body.get("schema") != CALIBRATION_SCHEMA:
         raise BadInput("is no calibration file", where=str(path), fix=HOW)
     gpu, constants = body.get("gpu"), body.get("constants")
-    if isinstance(gpu, str) and isinstance(constants, dict) and _all_positive(constants):
-        values = {str(n): float(v) for n, v in constants.items()}
-        return Calibration(
-            gpu, values, *_uncertainty(body, values, path), fitted_on=_fitted_on(body, path)
-        )
-    raise BadInput("is damaged: it needs a GPU and constants above 0", where=str(path), fix=HOW)
+    if not isinstance(gpu, str) or not isinstance(constants, dict):
+        raise BadInput("is damaged: it needs a GPU and constants", where=str(path), fix=HOW)
+    values = _constants(constants, path)
+    return Calibration(
+        gpu,
+        values,
+        *_uncertainty(body, values, path),
+        fitted_on=_fitted_on(body, path),
+        gpu_figures=_figures(body, gpu, path),
+    )
+
+
+def _constants(given: dict[str, Any], path: Path) -> dict[str, float]:
+    """The constants, each one that a calibration may hold and within what is possible."""
+    if not given:
+        raise BadInput("is damaged: it holds no constant", where=str(path), fix=HOW)
+    for name, value in given.items():
+        if name not in LIMITS:
+            what = f"{name} is no constant to calibrate{nearest(name, LIMITS)}"
+            raise BadInput(f"is damaged: {what}", where=str(path), fix=HOW)
+        low, high = LIMITS[name]
+        if not _is_number(value) or not low <= value <= high:
+            what = f"is damaged: {name} is {value!r}, it lies between {low:g} and {high:g}"
+            raise BadInput(what, where=str(path), fix=HOW)
+    return {name: float(value) for name, value in given.items()}
+
+
+def _figures(body: dict[str, Any], gpu: str, path: Path) -> dict[str, Any] | None:
+    """The card's row, None where the file has none (a catalogue GPU, or an older file)."""
+    row = body.get("gpu_figures")
+    try:
+        if row is None or gpu_from_row(row).name == gpu:
+            return None if row is None else dict(row)
+    except (BadInput, AttributeError, KeyError, TypeError):
+        pass
+    what = f"is damaged: gpu_figures are not the figures of a GPU that is called {gpu}"
+    raise BadInput(what, where=str(path), fix=HOW)
 
 
 def _uncertainty(
@@ -34,18 +72,38 @@ def _uncertainty(
 ) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...], dict[str, float]]:
     """Names, covariance and residuals; all empty in a file without them (an older one)."""
     matrix, left = body.get("covariance") or [], body.get("residuals") or {}
-    try:
-        rows = tuple(tuple(float(v) for v in row) for row in matrix)
-        residuals = {str(n): float(v) for n, v in left.items()}
-        square = all(len(row) == len(rows) for row in rows) and len(rows) in (0, len(constants))
-        if not square or not all(math.isfinite(v) for row in rows for v in row):
-            raise ValueError
-        if not all(0 <= v < math.inf for v in residuals.values()):
-            raise ValueError
-    except (TypeError, ValueError, AttributeError):
-        what = "is damaged: its covariance or residuals are no numbers that fit its constants"
-        raise BadInput(what, where=str(path), fix=HOW) from None
-    return (tuple(constants) if rows else ()), rows, residuals
+    if not _is_covariance(matrix, len(constants)):
+        what = "is damaged: its covariance is none of its constants' logarithms"
+        raise BadInput(what, where=str(path), fix=HOW)
+    known = isinstance(left, dict) and set(left) <= {TOKENS, *LATENCIES}
+    if not known or not all(_is_number(v) and 0 <= v <= MOST_ERROR for v in left.values()):
+        what = "is damaged: its residuals are no errors (logarithms) of a run's figures"
+        raise BadInput(what, where=str(path), fix=HOW)
+    rows = tuple(tuple(float(v) for v in row) for row in matrix)
+    return (tuple(constants) if rows else ()), rows, {n: float(v) for n, v in left.items()}
+
+
+def _is_covariance(matrix: Any, size: int) -> bool:
+    """Symmetric, no negative variance in any direction, and none that says nothing at all.
+
+    The file has three digits of each value: so much may it be off.
+    """
+    if not isinstance(matrix, list) or not all(isinstance(row, list) for row in matrix):
+        return False
+    if not matrix:
+        return True
+    if len(matrix) != size or any(len(row) != size for row in matrix):
+        return False
+    if not all(_is_number(v) for row in matrix for v in row):
+        return False
+    found = np.array(matrix, dtype=np.float64)
+    most = float(np.abs(found).max())
+    return bool(
+        np.abs(found - found.T).max() <= ROUNDED * most
+        and np.diag(found).min() >= 0
+        and np.diag(found).max() <= MOST_ERROR**2
+        and np.linalg.eigvalsh(found).min() >= -ROUNDED * most
+    )
 
 
 def _fitted_on(body: dict[str, Any], path: Path) -> tuple[Served, ...]:
@@ -68,7 +126,5 @@ def _fitted_on(body: dict[str, Any], path: Path) -> tuple[Served, ...]:
     return found
 
 
-def _all_positive(constants: dict[object, object]) -> bool:
-    return all(
-        isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in constants.values()
-    )
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -170,7 +170,7 @@ class LaunchPart(Part):
 
 
 class TwinPart(Part):
-    """How the digital twin is set up, for engine: twin."""
+    """How the digital twin is set up: for engine: twin, and for the plan of a vLLM study."""
 
     calibration: str = Field(
         min_length=1,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.errors import BadInput
-from ridgeline.domain.hardware import gpu_from_row
+from ridgeline.domain.hardware import differing_rates, gpu, gpu_from_row
 
 GPU_FILES = (".yaml", ".yml", ".json")
 AMOUNTS = ("_bytes", "_per_s", "_flops")
@@ -34,7 +34,20 @@ def read_gpu(path: Path) -> dict[str, Any]:
         if not low <= row[key] <= high:
             what = f"{key} {row[key]:g} is no GPU's: plain bytes, bytes/s and FLOP/s are meant"
             raise BadInput(what, where=path.name)
+    _refuse_taken_name(row, path)
     return row
+
+
+def _refuse_taken_name(row: dict[str, Any], path: Path) -> None:
+    """The twin's constants of a catalogue GPU are looked up by its name."""
+    try:
+        known = gpu(row["name"])
+    except BadInput:
+        return
+    apart = differing_rates(known, gpu_from_row(row))
+    if apart:
+        what = f"is called {known.name}, whose {', '.join(apart)} in the catalogue is another"
+        raise BadInput(what, where=path.name, fix="give yours a name of its own")
 
 
 def _number(value: object) -> object:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ridgeline.domain.errors import BadInput, nearest
-from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.knobs import Calibration, Configuration
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.workload import Workload
 
@@ -187,7 +187,8 @@ class Study:
     """A whole study. The baseline is the first of `experiments`; `text` is the file as given.
 
     equal_within: a relative difference whose whole interval lies inside it counts as none.
-    api: chat or completions. tune: what the tuner looks for.
+    api: chat or completions. tune: what the tuner looks for. calibration: of the twin that predicts
+    what another engine serves; what is measured does not depend on it.
     """
 
     name: str
@@ -202,6 +203,7 @@ class Study:
     equal_within: float = EQUAL_WITHIN
     api: str = "chat"
     tune: TuneSpec = field(default_factory=TuneSpec)
+    calibration: Calibration | None = None
 
     @property
     def baseline(self) -> ExperimentSpec:
@@ -221,7 +223,9 @@ class Study:
         )
 
 
-def _served_by(spec: ExperimentSpec, engine: str) -> ExperimentSpec:
+def _served_by(
+    spec: ExperimentSpec, engine: str, calibration: Calibration | None
+) -> ExperimentSpec:
     """The experiment on another engine: GPUs as many as that engine's layout takes."""
     configuration = spec.configuration
     if engine == configuration.engine:
@@ -232,7 +236,14 @@ def _served_by(spec: ExperimentSpec, engine: str) -> ExperimentSpec:
             where="--engine endpoint",
         )
     gpus = configuration.knobs.gpus
-    return replace(spec, configuration=replace(configuration, engine=engine, gpus=gpus, url=None))
+    served = replace(configuration, engine=engine, gpus=gpus, url=None)
+    return replace(spec, configuration=on_twin(served, calibration) if engine == "twin" else served)
+
+
+def on_twin(configuration: Configuration, calibration: Calibration | None) -> Configuration:
+    """A configuration as the twin's, with its study's calibration where it has none of its own."""
+    made = configuration.calibration or calibration
+    return replace(configuration, engine="twin", calibration=made)
 
 
 def override(
@@ -254,7 +265,7 @@ def override(
                 where="--engine",
                 fix=f"use one of {', '.join(ENGINES)}",
             )
-        specs = tuple(_served_by(spec, engine) for spec in study.experiments)
+        specs = tuple(_served_by(spec, engine, study.calibration) for spec in study.experiments)
         study = replace(study, engine=engine, experiments=specs)
     if repeats is not None:
         if repeats < 1:

@@ -40,6 +40,7 @@ from ridgeline.workload.workloadmodel import WorkloadPart
 P = TypeVar("P", bound=BaseModel)
 
 # Parts that hold one choice: an experiment that gives one replaces it and merges nothing.
+ON_TWIN = ("twin", "vllm", "endpoint")  # engines whose figures the twin can predict
 ROUND_ROBIN = "round-robin"
 WHOLE = ("arrivals", "tokens", "output_tokens", "sessions")
 
@@ -83,6 +84,7 @@ def build_study(source: Source, text: str, folder: Path) -> Study:
         text=text,
         equal_within=part.equal_within,
         api=part.api,
+        calibration=None if part.engine == "twin" else _calibration(source, part, folder),
         tune=build_tune(source, part.tune, folder, partial(_one_knob, source)),
     )
 
@@ -212,7 +214,7 @@ def _base_configuration(source: Source, part: StudyPart, folder: Path) -> Config
     knobs = _knobs(part.baseline)
     start = Configuration(
         model, knobs, part.engine, part.engine_version, url=part.url, launch=_launch(source, part),
-        calibration=_calibration(source, part, folder),
+        calibration=_calibration(source, part, folder) if part.engine == "twin" else None,
         routing=_routing(source, part.engine, part.routing, ("routing",)) or ROUND_ROBIN,
     )  # fmt: skip
     here: Path_ = ("hardware",)
@@ -265,8 +267,9 @@ def _launch(source: Source, study: StudyPart) -> Launch | None:
 def _calibration(source: Source, part: StudyPart, folder: Path) -> Calibration | None:
     if part.twin is None:
         return None
-    if part.engine != "twin":
-        raise source.error(("twin",), f"twin belongs to engine: twin, not to {part.engine}")
+    if part.engine not in ON_TWIN:
+        what = f"twin belongs to an engine that the twin models ({', '.join(ON_TWIN)})"
+        raise source.error(("twin",), f"{what}, not to {part.engine}")
     try:
         return read_calibration(folder / part.twin.calibration)
     except BadInput as error:
@@ -297,8 +300,8 @@ def _with_hardware(
         raise source.error(path, "the twin needs the key 'hardware.gpu'", "give a GPU's name")
     try:
         if name is not None and name.endswith(GPU_FILES):
-            figures = read_gpu(folder / name)
-            name = str(figures["name"])
+            figures = _card(source, folder / name)
+            name = Path(name).stem if figures is None else str(figures["name"])
         elif name is not None and configuration.engine == "twin":
             name = known_gpu(name).name
     except BadInput as error:
@@ -313,6 +316,16 @@ def _with_hardware(
         configuration, gpu=name, gpu_figures=figures, gpus=used,
         price_per_gpu_hour=part.price_per_gpu_hour,
     )  # fmt: skip
+
+
+def _card(source: Source, path: Path) -> dict[str, Any] | None:
+    """A GPU's figures; None where a stored copy is read without its card: its runs have them."""
+    try:
+        return read_gpu(path)
+    except BadInput:
+        if source.stored:
+            return None
+        raise
 
 
 def _experiment(
