@@ -32,7 +32,8 @@ class Level:
 class EngineLevels:
     """One engine core (a data-parallel rank, or a replica). kv_use 0..1; tokens of the span.
 
-    running_queued: requests running in those readings in which others waited.
+    running_queued: requests running in those readings in which others waited. stood_still_s: how
+    long it has held requests and nothing of it moved.
     """
 
     name: str
@@ -42,6 +43,7 @@ class EngineLevels:
     generation_tokens: float | None = None
     preemptions: float | None = None
     running_queued: Level | None = None
+    stood_still_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class Evidence:
     """Figures of `span_s` seconds. Counts are of the span and of all engines together.
 
     restarts: times the server began anew in between. lost: scrapes that could not be had.
+    mixed: the readings are of several servers in turn. stood_still_s: the longest of its engines'.
     rates_known: two readings or more, at known times. aliases: present name -> older one found.
     transferred: bytes that KV connectors brought. cores: role -> CPU cores taken.
     """
@@ -171,6 +174,7 @@ class Evidence:
     restarts: int = 0
     lost: int = 0
     stood_still_s: float = 0.0
+    mixed: bool = False
     aliases: Mapping[str, str] = field(default_factory=dict)
     router: RouterSigns | None = None
     probe: ProbeResult | None = None
@@ -178,7 +182,7 @@ class Evidence:
     @property
     def rates_known(self) -> bool:
         """Whether counters can be told a second."""
-        return self.scrapes >= 2 and self.span_s > 0
+        return self.scrapes >= 2 and self.span_s > 0 and not self.mixed
 
     def per_s(self, count: float | None) -> float | None:
         """A count of the span as a rate."""

@@ -146,7 +146,7 @@ _RECORDS = {
 _ALERTS = (
     ("RidgelineReplicaDown", "ridgeline_replica_up == 0", "1m", "critical",
      "{{ $labels.replica }} does not answer"),
-    ("RidgelineEngineHung", "ridgeline_replica_stalled_seconds > 29", "0m", "critical",
+    ("RidgelineEngineHung", "ridgeline_replica_stalled_seconds > 20", "0m", "critical",
      "{{ $labels.replica }} holds requests and takes no step"),
     ("RidgelineQueue", "ridgeline:pool_waiting_share > 0.3", "10m", "warning",
      "{{ $value | humanizePercentage }} of the requests wait"),

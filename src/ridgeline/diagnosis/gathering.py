@@ -14,6 +14,10 @@ from ridgeline.diagnosis.evidence import (
     Known,
     Level,
 )
+from ridgeline.diagnosis.lives import RETURNS, in_turn, without_ended
+from ridgeline.diagnosis.stillness import DONE as _DONE
+from ridgeline.diagnosis.stillness import LEFT, StillClock, with_stillness
+from ridgeline.diagnosis.stillness import engine_name as _engine
 from ridgeline.telemetry.dialects import PREFIXES, engine_of, in_vllm_words, renamed
 from ridgeline.telemetry.prometheus import (
     OLD_NAMES,
@@ -24,7 +28,6 @@ from ridgeline.telemetry.prometheus import (
     restarted,
 )
 
-NOTHING = Scrape({})
 UNKNOWN = Known()
 
 
@@ -61,11 +64,12 @@ def gather(
         waiting_deferred=reading.level(_BY_REASON, reason="deferred"),
         kv_use=reading.level("vllm:kv_cache_usage_perc", mean=True),
         histograms=reading.histograms(), health=health, lost=lost, restarts=reading.restarts,
-        stood_still_s=_stood_still(pages, times), aliases=renamed(raw[-1]),
+        mixed=reading.mixed, aliases=renamed(raw[-1]),
         gpus=gpus_of(gpu_pages), gpu_page=bool(gpu_pages),
     )  # fmt: skip
-    if len(pages) < 2:
+    if len(pages) < 2 or reading.mixed:
         return evidence
+    evidence = with_stillness(evidence, _still_s(pages, times))
     return replace(evidence, **reading.counts(), cores=_cores(reading, span))
 
 
@@ -93,15 +97,10 @@ _HISTOGRAMS = {
     "output_lengths": "vllm:request_generation_tokens",
     "step_tokens": "vllm:iteration_tokens_total",
 }
-_DONE = "vllm:request_success_total"
 _SOURCES = "vllm:prompt_tokens_by_source_total"
 _TRANSFERRED = ("vllm:nixl_bytes_transferred_sum", "vllm:nixl_bytes_transferred_total",
                 "vllm:mooncake_bytes_transferred_sum")  # fmt: skip
 _CPU = "process_cpu_seconds_total"
-# what moves while an engine works
-_MOVES = ("vllm:iteration_tokens_total_count", "vllm:generation_tokens_total",
-          "vllm:prompt_tokens_total", "vllm:num_preemptions_total", _DONE,
-          "vllm:kv_cache_usage_perc")  # fmt: skip
 
 
 # All that is read of a page, as beginnings of wire names: for readers that skip the rest.
@@ -120,7 +119,10 @@ def _span(times: Sequence[float | None]) -> float:
 
 
 class _Reading:
-    """Pages in order, split where the server began anew: there all is new."""
+    """Pages in order, split where a server began anew: there all that it shows is new.
+
+    `mixed`: they are of several servers in turn, of which no difference says anything.
+    """
 
     def __init__(self, pages: Sequence[Scrape]) -> None:
         self.pages = pages
@@ -131,9 +133,11 @@ class _Reading:
             if restarted(pages[place - 1], pages[place]):
                 self.restarts += 1
                 self.spans.append((pages[first], pages[place - 1]))
-                self.spans.append((NOTHING, pages[place]))
+                before = without_ended(pages[place - 1], pages[place])
+                self.spans.append((before, pages[place]))
                 first = place
         self.spans.append((pages[first], pages[-1]))
+        self.mixed = self.restarts >= RETURNS and in_turn(pages)
 
     def level(
         self, name: str, *, mean: bool = False, keep: Callable[[Series], bool] | None = None,
@@ -153,7 +157,7 @@ class _Reading:
 
     def count(self, name: str, keep: Callable[[Series], bool] | None = None) -> float | None:
         """A counter's growth, over restarts; None when the last page does not have it."""
-        if len(self.pages) < 2 or not _kept(self.pages[-1], name, keep):
+        if len(self.pages) < 2 or self.mixed or not _kept(self.pages[-1], name, keep):
             return None
         grown = [
             difference(_only(before, name, keep), _only(after, name, keep), name)
@@ -165,8 +169,7 @@ class _Reading:
     def counts(self) -> dict[str, Any]:
         """Evidence's counts."""
         found: dict[str, Any] = {field: self.count(name) for field, name in _COUNTS.items()}
-        left = ("abort", "error")
-        found["requests"] = self.count(_DONE, lambda s: s.labels.get("finished_reason") not in left)
+        found["requests"] = self.count(_DONE, lambda s: s.labels.get("finished_reason") not in LEFT)
         found["aborted"] = self.count(_DONE, lambda s: s.labels.get("finished_reason") == "abort")
         sources = {s.labels.get("source", "?") for s in self.pages[-1].series(_SOURCES)}
         by_source = {source: self.count(_SOURCES, _from(source)) for source in sorted(sources)}
@@ -177,7 +180,7 @@ class _Reading:
 
     def histograms(self) -> Histograms:
         """Evidence's histograms; empty ones with a single page, whose totals are of a lifetime."""
-        if len(self.pages) < 2:
+        if len(self.pages) < 2 or self.mixed:
             return Histograms()
         return Histograms(**{field: self._histogram(n) for field, n in _HISTOGRAMS.items()})
 
@@ -227,11 +230,6 @@ def level_of(values: Sequence[float]) -> Level | None:
     return Level(mean, min(values), max(values), values[0], values[-1], len(values))
 
 
-def _engine(series: Series) -> str:
-    target, engine = series.labels.get("target"), series.labels.get("engine", "0")
-    return engine if target is None else f"{target}/{engine}"
-
-
 def _by_number(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(p) if p.isdigit() else 0, p) for p in name.split("/"))
 
@@ -244,20 +242,11 @@ def _only(page: Scrape, name: str, keep: Callable[[Series], bool] | None) -> Scr
     return page if keep is None else Scrape({name: tuple(_kept(page, name, keep))})
 
 
-def _stood_still(pages: Sequence[Scrape], times: Sequence[float | None]) -> float:
-    """Seconds to the last page over which requests were in the engine and nothing moved."""
-    last = pages[-1]
-    busy = sum(last.total(n) or 0.0 for n in
-               ("vllm:num_requests_running", "vllm:num_requests_waiting"))  # fmt: skip
-    if not busy or not any(name in last.samples for name in _MOVES[:2]) or times[-1] is None:
-        return 0.0
-    now = [last.total(name) for name in _MOVES]
-    since = times[-1]
-    for page, at in zip(reversed(pages[:-1]), reversed(times[:-1]), strict=True):
-        if at is None or [page.total(name) for name in _MOVES] != now:
-            break
-        since = at
-    return times[-1] - since
+def _still_s(pages: Sequence[Scrape], times: Sequence[float | None]) -> Mapping[str, float]:
+    clock = StillClock()
+    for page, at_s in zip(pages, times, strict=True):
+        clock.look(at_s, page)
+    return clock.still_s()
 
 
 def _cores(reading: _Reading, span: float) -> Mapping[str, float]:

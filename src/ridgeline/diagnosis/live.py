@@ -14,13 +14,16 @@ from ridgeline.diagnosis.evidence import Evidence, Known
 from ridgeline.diagnosis.finding import Finding
 from ridgeline.diagnosis.gathering import WANTED, Snapshot, gather
 from ridgeline.diagnosis.ranking import diagnose
+from ridgeline.diagnosis.stillness import StillClock, with_stillness
 from ridgeline.domain.slo import Slo
 from ridgeline.load.address import Address
+from ridgeline.telemetry.dialects import in_vllm_words
 from ridgeline.telemetry.prometheus import Scrape
 from ridgeline.telemetry.quickpage import QuickReader
 
 TIMEOUT_S = 2.0
 WINDOW_S = 30.0
+LEAST = 2  # readings are kept, however long ago: differences need two
 KEPT = 7  # readings of the window that are looked at, the first and the last among them
 PAGE_BYTES = 8 << 20
 _READER = QuickReader(WANTED)
@@ -78,6 +81,7 @@ class Replica:
         self._headers = dict(headers)
         self._period_s = period_s
         self._readings: deque[tuple[float, Scrape]] = deque()
+        self._clock = StillClock()  # longer than the window
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._begun = time.monotonic()
@@ -106,6 +110,11 @@ class Replica:
             return rows
         step = (len(rows) - 1) / (KEPT - 1)
         return [rows[round(i * step)] for i in range(KEPT)]
+
+    def still_s(self) -> dict[str, float]:
+        """Seconds that each of its engines has held requests without moving."""
+        with self._lock:
+            return self._clock.still_s()
 
     @property
     def silent_s(self) -> float:
@@ -136,7 +145,8 @@ class Replica:
         now = time.monotonic()
         with self._lock:
             self._readings.append((now, page))
-            while self._readings[0][0] < now - WINDOW_S:
+            self._clock.look(now, in_vllm_words(page))
+            while len(self._readings) > LEAST and self._readings[0][0] < now - WINDOW_S:
                 self._readings.popleft()
         self.last_text, self.trouble = text, None
 
@@ -212,6 +222,8 @@ class Pool:
         evidence = gather([Snapshot(at, page) for at, page in rows], self._known)
         if not up:
             return Now(replica.name, up, silent, trouble)
+        if not evidence.mixed:
+            evidence = with_stillness(evidence, replica.still_s())
         return figures(replica.name, evidence, self._price, self._ttft_limit_s, silent)
 
 

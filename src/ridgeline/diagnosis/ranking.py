@@ -20,13 +20,15 @@ from ridgeline.diagnosis.rules import (
 
 Rule = Callable[[Evidence], Iterable[Finding]]
 RULES: tuple[Rule, ...] = (
-    alive.hung, alive.unanswered, alive.page_absent, memory.kv_below_context, caching.transfer,
-    balance.router_blind, balance.imbalance, slots.batch_ceiling, memory.kv_memory,
+    alive.several_servers, alive.hung, alive.unanswered, alive.page_absent,
+    memory.kv_below_context, caching.transfer, balance.router_blind, balance.imbalance, slots.batch_ceiling, memory.kv_memory,
     prompts.token_budget, prompts.prefill_stalls, host.eager, host.above_graphs, host.engine_core,
     host.api_server, speculation.speculation, gpu.near_bound, traffic.mixed_classes,
     traffic.priority, traffic.between, gpu.low_load, traffic.clients_leave, caching.prefix_cache,
     alive.restarted, alive.pages_lost, alive.gpu_telemetry, alive.stats_off, alive.older_names,
 )  # fmt: skip
+# What stands still makes a queue that none of the limits explains.
+_STILL = frozenset({"hung", "stale-gauges", "kv-below-context"})
 _ORDER = {"fault": 0, "limit": 1, "fine": 2, "note": 3}
 
 
@@ -37,7 +39,10 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     share of a request's time that they explain. Without either, what is fine is said first.
     """
     found = [finding for rule in RULES for finding in rule(evidence)]
-    if not any(f.kind in ("fault", "limit") for f in found):
+    still = any(f.id in _STILL and (f.kind == "fault" or f.id == "stale-gauges") for f in found)
+    if still:
+        found = [f for f in found if f.kind not in ("limit", "fine")]
+    elif not any(f.kind in ("fault", "limit") for f in found):
         if not any(f.kind == "fine" for f in found):
             found += gpu.nothing_wrong(evidence)
     else:

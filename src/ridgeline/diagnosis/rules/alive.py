@@ -3,28 +3,113 @@
 from collections.abc import Iterable
 
 from ridgeline.diagnosis.account import Account
-from ridgeline.diagnosis.evidence import Evidence
+from ridgeline.diagnosis.evidence import EngineLevels, Evidence
 from ridgeline.diagnosis.finding import Fact, Finding, Try, Wont
+from ridgeline.diagnosis.rules.memory import stuck
 from ridgeline.diagnosis.wording import queue_facts
 
-STALLED_S = 30.0  # the longest step seen on a GPU took a tenth of that
+STALLED_S = 20.0  # the longest step seen on a GPU took 3 s; clearly below a look of 30 s
+PAUSED_S = 5.0  # from here on it is said, without being sure
+
+STALE = ("or it idles: after an abort of its last requests vLLM's gauges show them until the next"
+         " step; --probe tells which")  # fmt: skip
 
 
 def hung(e: Evidence, limit_s: float = STALLED_S) -> Iterable[Finding]:
-    """Requests are in the engine and nothing moved for `limit_s`, whatever /health says."""
-    if e.stood_still_s < limit_s:
+    """Requests are in an engine and nothing of it moves, whatever /health says.
+
+    A gauge is what the engine said at its last step: after an abort of its last requests vLLM goes
+    on showing them until the next step. Only a request of one's own tells the two apart.
+    """
+    if e.stood_still_s < PAUSED_S or stuck(e):
         return
+    alone = e.replicas == 1
+    if alone and e.probe is not None and e.probe.ok:
+        yield _stale(e)
+        return
+    silent = e.probe is not None and e.probe.silent_s is not None
+    seconds = f"{e.stood_still_s:.0f} s"
     facts = [Fact("stood_still_s", e.stood_still_s, "no step, no token, no change of the KV cache"
-                  f" for {e.stood_still_s:.0f} s", "s"), *queue_facts(e)]  # fmt: skip
-    if e.health is not None:
-        facts.append(Fact("health", float(e.health), f"/health says {e.health}"))
+                  f" for {seconds}", "s"), *_standing(e), *queue_facts(e), *_health(e)]  # fmt: skip
+    who = "" if alone else f" in engine {', '.join(g.name for g in _still(e))}"
+    if e.stood_still_s < limit_s:
+        yield Finding(
+            "standing-still", f"nothing moved for {seconds} although requests are in it{who}",
+            "fault", 1.0, "nothing moves", tuple(facts), "low",
+            (Try("look longer", f"--seconds {STALLED_S + 10:g}; with --probe if it is still so",
+                 None, why_no_gain="it may be one long step"),),
+        )  # fmt: skip
+        return
+    if not silent:
+        facts.append(Fact("stale_gauge", "possible", STALE))
     yield Finding(
-        "hung", f"stalled: requests are in it and nothing moved for {e.stood_still_s:.0f} s",
-        "fault", 1.0, "hung engine", tuple(facts), "high",
-        (Try("restart", "the engine; keep its log and a stack dump (py-spy dump) of EngineCore",
-             None, why_no_gain="it does not answer at all"),),
+        "hung", f"stalled: requests are in it{who} and nothing moved for {seconds}",
+        "fault", 1.0, "hung engine", tuple(facts), "high" if silent else "medium",
+        _restart() if silent else _ask_first(),
         (Wont("waiting", "/health tells only a dead engine, not a hung one"),
          Wont("any knob", "no step is taken")),
+    )  # fmt: skip
+
+
+def _restart() -> tuple[Try, ...]:
+    return (Try("restart", "the engine; keep its log and a stack dump (py-spy dump) of EngineCore",
+                None, why_no_gain="it does not answer at all"),)  # fmt: skip
+
+
+def _ask_first() -> tuple[Try, ...]:
+    return (
+        Try("--probe", "five small requests tell a hung engine from a gauge that kept its value",
+            None, why_no_gain="it is a question, not a change"),
+        Try("a stack dump", "py-spy dump of EngineCore; restart it only if it does not answer",
+            None, why_no_gain="it may be idle"),
+    )  # fmt: skip
+
+
+def _stale(e: Evidence) -> Finding:
+    return Finding(
+        "stale-gauges", "the engine answers: its gauges show requests that are gone",
+        "note", 0.0, "", (*queue_facts(e), Fact("stood_still_s", e.stood_still_s, "nothing moved"
+                          f" for {e.stood_still_s:.0f} s before the probe", "s")), "high",
+    )  # fmt: skip
+
+
+def _still(e: Evidence) -> list[EngineLevels]:
+    return [g for g in e.engines if g.stood_still_s >= PAUSED_S]
+
+
+def _standing(e: Evidence) -> list[Fact]:
+    """Which of several engines stand still, with their requests."""
+    if e.replicas == 1:
+        return []
+    return [
+        Fact(f"stood_still_s_{g.name}", g.stood_still_s, f"engine {g.name}: {_last(g)} and nothing"
+             f" moved for {g.stood_still_s:.0f} s", "s")
+        for g in _still(e)
+    ]  # fmt: skip
+
+
+def _last(g: EngineLevels) -> str:
+    told = (("running", g.running), ("waiting", g.waiting))
+    return ", ".join(f"{level.last:g} {word}" for word, level in told if level is not None)
+
+
+def _health(e: Evidence) -> list[Fact]:
+    if e.health is None:
+        return []
+    return [Fact("health", float(e.health), f"/health says {e.health}")]
+
+
+def several_servers(e: Evidence) -> Iterable[Finding]:
+    """One address in front of several servers: no difference of two readings says anything."""
+    if not e.mixed:
+        return
+    yield Finding(
+        "several-servers", "this URL answers for several servers in turn: give each replica's own"
+        " URL", "fault", 1.0, "telemetry",
+        (Fact("scrapes", float(e.scrapes), f"in {e.scrapes} readings start times or counters go"
+              " back and forth"),), "high",
+        (Try("the URLs", "one for each replica, past the load balancer", None,
+             why_no_gain="rates cannot be told from such a page"),),
     )  # fmt: skip
 
 
@@ -33,13 +118,11 @@ def unanswered(e: Evidence) -> Iterable[Finding]:
 
     A gauge is what the engine core said last: of one that froze while idle it goes on saying 0.
     """
-    if e.probe is None or e.probe.silent_s is None:
+    if e.probe is None or e.probe.silent_s is None or e.stood_still_s >= STALLED_S:
         return
     busy = e.waiting is not None and e.waiting.mean >= 1
     facts = [Fact("silent_s", e.probe.silent_s, f"no answer to a request of a few tokens in"
-                  f" {e.probe.silent_s:.0f} s", "s"), *queue_facts(e)]  # fmt: skip
-    if e.health is not None:
-        facts.append(Fact("health", float(e.health), f"/health says {e.health}"))
+                  f" {e.probe.silent_s:.0f} s", "s"), *queue_facts(e), *_health(e)]  # fmt: skip
     yield Finding(
         "unanswered", f"a small request got no answer in {e.probe.silent_s:.0f} s",
         "limit" if busy else "fault", 0.5 if busy else 1.0,
@@ -52,7 +135,7 @@ def unanswered(e: Evidence) -> Iterable[Finding]:
 
 def restarted(e: Evidence) -> Iterable[Finding]:
     """The counters began anew inside the span."""
-    if not e.restarts:
+    if not e.restarts or e.mixed:
         return
     facts = [Fact("restarts", float(e.restarts), f"counters began anew {e.restarts} times")]
     if e.preemptions is not None:

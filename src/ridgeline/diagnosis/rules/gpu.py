@@ -92,7 +92,7 @@ def low_load(e: Evidence) -> Iterable[Finding]:
 def nothing_wrong(e: Evidence) -> Iterable[Finding]:
     """No queue, and no figure out of order: said with the share of the bound."""
     account = Account(e)
-    if e.running is None or not e.rates_known or account.queue_share or e.stood_still_s:
+    if e.running is None or not e.rates_known or account.queue_share:
         return
     facts = [*queue_facts(e), *kv_facts(e)]
     slots = e.known.max_num_seqs

@@ -59,15 +59,22 @@ def _tries(e: Evidence, fits: int | None, *, thrash: bool) -> Iterable[Try]:
               {"gpu_memory_utilization": 0.95})  # fmt: skip
 
 
+def stuck(e: Evidence) -> bool:
+    """Whether requests wait before an empty pool that is smaller than what they may need."""
+    tokens, longest = e.known.kv_tokens, e.known.max_model_len
+    return (
+        tokens is not None and longest is not None and tokens < longest
+        and e.waiting is not None and e.waiting.low >= 1 and e.running is not None
+        and e.running.high == 0 and (e.kv_use is None or e.kv_use.high < 0.05)
+    )  # fmt: skip
+
+
 def kv_below_context(e: Evidence) -> Iterable[Finding]:
     """The pool is smaller than the longest request that the server accepts."""
     tokens, longest = e.known.kv_tokens, e.known.max_model_len
     if tokens is None or longest is None or tokens >= longest:
         return
-    stuck = (
-        e.waiting is not None and e.waiting.low >= 1 and e.running is not None
-        and e.running.high == 0 and (e.kv_use is None or e.kv_use.high < 0.05)
-    )  # fmt: skip
+    blocked = stuck(e)
     facts = [
         Fact("kv_tokens", float(tokens), f"the KV cache holds {tokens:,} tokens"),
         Fact("max_model_len", float(longest), f"max_model_len {longest:,}"),
@@ -76,14 +83,14 @@ def kv_below_context(e: Evidence) -> Iterable[Finding]:
     ]
     title = (
         f"the request at the head of the queue is longer than the KV cache ({tokens:,} tokens) and"
-        " blocks all behind it" if stuck
+        " blocks all behind it" if blocked
         else f"prompts over {tokens:,} tokens can never run, though up to {longest:,} are accepted"
     )  # fmt: skip
     yield Finding(
-        "kv-below-context", title, "fault" if stuck else "note", 1.0 if stuck else 0.0,
-        "KV capacity below max_model_len" if stuck else "", tuple(facts), "high",
+        "kv-below-context", title, "fault" if blocked else "note", 1.0 if blocked else 0.0,
+        "KV capacity below max_model_len" if blocked else "", tuple(facts), "high",
         (Try("max_model_len", str(tokens), None, why_no_gain="it makes them refused, not faster"),
          Try("kv_cache_dtype", "fp8 (twice the tokens)", {"kv_cache_dtype": "fp8"})),
         (Wont("restart", "/health says 200 and the same request would wait for ever again"),)
-        if stuck else (),
+        if blocked else (),
     )  # fmt: skip
