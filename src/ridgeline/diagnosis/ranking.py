@@ -21,7 +21,8 @@ from ridgeline.diagnosis.rules import (
 Rule = Callable[[Evidence], Iterable[Finding]]
 RULES: tuple[Rule, ...] = (
     alive.several_servers, alive.hung, alive.unanswered, alive.page_absent,
-    memory.kv_below_context, caching.transfer, balance.router_blind, balance.imbalance, slots.batch_ceiling, memory.kv_memory,
+    memory.kv_below_context, caching.transfer, balance.router_blind, balance.imbalance,
+    slots.batch_ceiling, memory.kv_memory,
     prompts.token_budget, prompts.prefill_stalls, host.eager, host.above_graphs, host.engine_core,
     host.api_server, speculation.speculation, gpu.near_bound, traffic.mixed_classes,
     traffic.priority, traffic.between, gpu.low_load, traffic.clients_leave, caching.prefix_cache,
