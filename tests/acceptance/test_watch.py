@@ -7,8 +7,6 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -18,38 +16,13 @@ from ridgeline.diagnosis.exporter import Exporter, names, render, write_rules
 from ridgeline.diagnosis.live import Pool, Price
 from ridgeline.domain.slo import parse_slo
 from ridgeline.load.address import parse_address
+from support.replicas import debian_prometheus, replicas
 from support.situations import Q8
 from support.staging import load, serving, stage
 
 pytestmark = pytest.mark.acceptance
 
-ROOT = Path(__file__).parents[2]
 REPLICAS, SECONDS, MOST = 64, 20.0, 0.30
-SERVER = """
-import socketserver, sys, threading, time
-pages = [open(p, "rb").read() for p in sys.argv[3:]]
-begun = time.monotonic()
-class Handler(socketserver.StreamRequestHandler):
-    def handle(self):
-        while self.rfile.readline():
-            while self.rfile.readline() not in (b"\\r\\n", b""):
-                pass
-            if self.server.hangs:
-                time.sleep(600)
-            body = pages[min(len(pages) - 1, int(time.monotonic() - begun))]
-            head = b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body)
-            self.wfile.write(head + body)
-class Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-servers = []
-for number in range(int(sys.argv[1])):
-    server = Server(("127.0.0.1", 0), Handler)
-    server.hangs = number < int(sys.argv[2])
-    servers.append(server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-print(" ".join(str(s.server_address[1]) for s in servers), flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -61,19 +34,6 @@ def page_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         files.append(folder / f"{number:03d}.txt")
         files[-1].write_text(text)
     return files
-
-
-@contextmanager
-def replicas(count: int, hanging: int, pages: list[Path]) -> Iterator[list[str]]:
-    """Servers in a process of their own; so many of them never answer."""
-    words = [sys.executable, "-c", SERVER, str(count), str(hanging), *map(str, pages)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        ports = process.stdout.readline().split()
-        try:
-            yield [f"http://127.0.0.1:{int(port)}" for port in ports]
-        finally:
-            process.kill()
 
 
 def test_64_replicas_at_one_second_cost_little(page_files: list[Path]) -> None:
@@ -97,14 +57,8 @@ def test_64_replicas_at_one_second_cost_little(page_files: list[Path]) -> None:
     assert used < MOST
 
 
-def _prometheus() -> Path:
-    found = subprocess.run([ROOT / "scripts/ensure_promtool.sh"], capture_output=True, text=True,
-                           check=True)  # fmt: skip
-    return Path(found.stdout.strip())
-
-
 def test_promtool_takes_the_page_and_the_rules(page_files: list[Path], tmp_path: Path) -> None:
-    tool = _prometheus() / "promtool"
+    tool = debian_prometheus() / "promtool"
     rules = write_rules(tmp_path)
     subprocess.run([tool, "check", "rules", *rules], check=True)
     with replicas(3, 1, page_files) as urls:
@@ -140,7 +94,7 @@ def test_prometheus_scrapes_the_exporter_and_fires_the_rules(
             (tmp_path / "p.yml").write_text(
                 CONFIG.format(rules=tmp_path / "rules", port=exporter.port)
             )
-            words = [str(_prometheus() / "prometheus"), f"--config.file={tmp_path / 'p.yml'}",
+            words = [str(debian_prometheus() / "prometheus"), f"--config.file={tmp_path / 'p.yml'}",
                      f"--storage.tsdb.path={tmp_path / 'db'}",
                      "--web.listen-address=127.0.0.1:19095"]  # fmt: skip
             log = (tmp_path / "p.log").open("w")

@@ -8,7 +8,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +27,37 @@ pytestmark = pytest.mark.vllm
 Diagnose = Callable[..., dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Two servers, for conditions that no one server can show."""
+
+    four_slots: RealVllm  # eager, four slots, vLLM's own layout of processes
+    few_blocks: RealVllm  # 40 KV blocks of 32 tokens, 16 slots
+
+
 @pytest.fixture(scope="module")
-def four_slots(
+def pair(
     vllm_python: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RealVllm]:
-    """Eager, four slots, vLLM's own layout of processes."""
-    log = tmp_path_factory.mktemp("four") / "engine.log"
-    with serve(
-        vllm_python, tiny_model, log, flags=["--max-num-seqs=4"],
-        environment={"OMP_NUM_THREADS": "1"}, default_layout=True,
-    ) as server:  # fmt: skip
-        yield server
+) -> Iterator[Pair]:
+    """Both, started beside each other: a start is imports on one core."""
+    folder = tmp_path_factory.mktemp("pair")
+    few = ["--num-gpu-blocks-override=40", "--max-model-len=1024", "--max-num-seqs=16",
+           "--no-enable-prefix-caching"]  # fmt: skip
+    servers = (
+        serve(vllm_python, tiny_model, folder / "four.log", flags=["--max-num-seqs=4"],
+              environment={"OMP_NUM_THREADS": "1"}, default_layout=True),
+        serve(vllm_python, tiny_model, folder / "few.log", flags=few),
+    )  # fmt: skip
+    with ThreadPoolExecutor(2) as threads, ExitStack() as stack:
+        for server in servers:
+            stack.push(server)
+        yield Pair(*threads.map(lambda server: server.__enter__(), servers))
+
+
+@pytest.fixture(scope="module")
+def four_slots(pair: Pair) -> RealVllm:
+    """See Pair."""
+    return pair.four_slots
 
 
 @contextmanager
@@ -50,7 +72,7 @@ def load(server: RealVllm, users: int, prompt: int, output: int, out: Path) -> I
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as client:
         try:
             _until(lambda: _gauge(server, "vllm:num_requests_running") > 0)
-            time.sleep(3.0)  # the ramp
+            time.sleep(1.5)  # the ramp
             yield
         finally:
             client.kill()
@@ -76,7 +98,7 @@ def _until(true: Callable[[], bool], limit_s: float = 60.0) -> None:
 def diagnose(tmp_path: Path) -> Diagnose:
     """Runs the command; its JSON, the findings by id."""
 
-    def run(server: RealVllm, *, seconds: float = 8) -> dict[str, Any]:
+    def run(server: RealVllm, *, seconds: float = 6) -> dict[str, Any]:
         out = tmp_path / "doctor.json"
         # RIDGELINE_KEEP_PAGES: how the recorded pages of tests/diagnosis/data are made
         keep = os.environ.get("RIDGELINE_KEEP_PAGES")
@@ -137,17 +159,10 @@ def test_a_frozen_engine_core(four_slots: RealVllm, diagnose: Diagnose, tmp_path
     assert any("/health says 200" in fact["words"] for fact in first["evidence"])
 
 
-def test_a_kv_cache_that_is_too_small(
-    vllm_python: Path, tiny_model: Path, diagnose: Diagnose, tmp_path: Path
-) -> None:
-    """40 blocks of 32 tokens; eight answers of 400 tokens do not fit together."""
-    flags = ["--num-gpu-blocks-override=40", "--max-model-len=1024", "--max-num-seqs=16",
-             "--no-enable-prefix-caching"]  # fmt: skip
-    with (
-        serve(vllm_python, tiny_model, tmp_path / "kv.log", flags=flags) as server,
-        load(server, 8, 32, 400, tmp_path / "b"),
-    ):
-        found = diagnose(server, seconds=12)
+def test_a_kv_cache_that_is_too_small(pair: Pair, diagnose: Diagnose, tmp_path: Path) -> None:
+    """Eight answers of 400 tokens do not fit together into 40 blocks of 32."""
+    with load(pair.few_blocks, 8, 32, 400, tmp_path / "b"):
+        found = diagnose(pair.few_blocks, seconds=8)
     first = found["first"]
     assert first["id"] == "kv-memory", found
     assert "preemption" in first["title"]

@@ -32,10 +32,28 @@ def doctor(
         list[Path] | None,
         typer.Option("--from", metavar="FILE", help="A saved /metrics page instead. Repeat it."),
     ] = None,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A Prometheus that scrapes the engines, instead of URLs."),
+    ] = None,
+    match: Annotated[
+        str | None,
+        typer.Option(metavar="SELECTOR", help="Its series to take, such as '{job=\"vllm\"}'."),
+    ] = None,
+    gpu_match: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SELECTOR", help="Its dcgm-exporter series [those of the engines' hosts]."
+        ),
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
-            metavar="S", min=1, max=3600, help="How long to look [30]; with --from: time between."
+            metavar="S",
+            min=1,
+            max=86400,
+            help="How long to look [30]; with --from: time between; with --prometheus: how far"
+            " back [300].",
         ),
     ] = None,
     log: Annotated[
@@ -74,10 +92,11 @@ def doctor(
     Reads /metrics about once a second and adds no traffic, unless --probe is given. vLLM from 0.9
     on; SGLang, TensorRT-LLM, llama.cpp and TGI as far as they tell.
     """
-    if bool(urls) == bool(saved):
-        raise BadInput("give the URL of a running server, or saved pages with --from FILE")
+    _check_source(urls, saved, prometheus, match or gpu_match)
     if saved and (probe or save):
         raise BadInput("--probe and --save need a running server", where="--from")
+    if prometheus and (probe or gpu_metrics):
+        raise BadInput("--probe and --gpu-metrics need the server's URL", where="--prometheus")
     from ridgeline.cli.doctor_page import page  # noqa: PLC0415
     from ridgeline.diagnosis.ranking import diagnose  # noqa: PLC0415
 
@@ -85,10 +104,16 @@ def doctor(
         raise BadInput("is a file, and a folder is needed", where=str(save), fix="give a folder")
     ensure_json_target(json, Path())
     known = known_from(study, model, gpu, log or [])
-    evidence, trouble = (
-        _from_files(saved, seconds, known, gpu_metrics) if saved
-        else _from_servers(urls or [], seconds or 30.0, known, gpu_metrics, save, probe=probe)
-    )  # fmt: skip
+    if prometheus:
+        from ridgeline.cli.prometheusoptions import evidence_of, source  # noqa: PLC0415
+
+        evidence, urls = evidence_of(source(prometheus, match, gpu_match), seconds, known, save)
+        trouble = None
+    else:
+        evidence, trouble = (
+            _from_files(saved, seconds, known, gpu_metrics) if saved
+            else _from_servers(urls or [], seconds or 30.0, known, gpu_metrics, save, probe=probe)
+        )  # fmt: skip
     evidence = replace(evidence, router=_router(log or []))
     findings = diagnose(evidence)
     if gains and any(f.kind in ("limit", "fault") for f in findings):
@@ -113,6 +138,18 @@ def doctor(
         say(f"no page of metrics could be read: {trouble}")
         return NOBODY
     return 0
+
+
+def _check_source(
+    urls: list[str] | None, saved: list[Path] | None, prometheus: str | None, match: str | None
+) -> None:
+    """Raises BadInput unless there is just one source."""
+    if sum(map(bool, (urls, saved, prometheus))) != 1:
+        raise BadInput(
+            "give the URL of a running server, or saved pages with --from FILE, or --prometheus URL"
+        )
+    if match and not prometheus:
+        raise BadInput("needs --prometheus URL", where="--match and --gpu-match")
 
 
 def known_from(study: Path | None, model: str | None, gpu: str | None, logs: list[Path]) -> "Known":

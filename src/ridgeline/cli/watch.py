@@ -11,9 +11,12 @@ from ridgeline.cli.output import console, ensure_folder_target, say
 from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
-    from ridgeline.diagnosis.live import Now, Pool
+    from ridgeline.diagnosis.live import Now, Pool, Replica
+    from ridgeline.diagnosis.storedpool import StoredPool, StoredReplica
 
 RECORD_EVERY_S = 10.0  # pages are kept so often
 MANY = 24  # replicas, from which on the view shows only the worst of them
@@ -24,6 +27,24 @@ def watch(
         list[str] | None, typer.Argument(metavar="URL...", help="Base URLs of running servers.")
     ] = None,
     *,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A Prometheus that scrapes the engines, instead of URLs."),
+    ] = None,
+    match: Annotated[
+        str | None,
+        typer.Option(metavar="SELECTOR", help="Its series to take, such as '{job=\"vllm\"}'."),
+    ] = None,
+    gpu_match: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SELECTOR", help="Its dcgm-exporter series [those of the engines' hosts]."
+        ),
+    ] = None,
+    gpu_metrics: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="dcgm-exporter of the replicas' host. Repeat it."),
+    ] = None,
     interval: Annotated[
         float, typer.Option(metavar="S", min=0.2, max=60, help="Seconds between readings.")
     ] = 1.0,
@@ -64,26 +85,37 @@ def watch(
 
         for file in write(write_rules):
             say(f"written: {file}")
-        if not urls:
+        if not urls and not prometheus:
             return 0
-    if not urls:
-        raise BadInput("give the URLs of running servers, or --write-rules DIR")
+    if bool(urls) == bool(prometheus):
+        raise BadInput(
+            "give the URLs of running servers, or --prometheus URL, or --write-rules DIR"
+        )
+    if (match or gpu_match) and not prometheus:
+        raise BadInput("needs --prometheus URL", where="--match and --gpu-match")
     if record is not None:
         ensure_folder_target(record)
     from ridgeline.cli.doctor import known_from  # noqa: PLC0415
+    from ridgeline.cli.prometheusoptions import source  # noqa: PLC0415
     from ridgeline.diagnosis.live import Pool, Price  # noqa: PLC0415
+    from ridgeline.diagnosis.storedpool import StoredPool  # noqa: PLC0415
     from ridgeline.domain.slo import parse_slo  # noqa: PLC0415
     from ridgeline.engines.probe import api_key_from_environment, auth_headers  # noqa: PLC0415
     from ridgeline.load.address import parse_address  # noqa: PLC0415
 
-    pool = Pool(
-        [parse_address(url) for url in urls],
-        auth_headers(api_key_from_environment()),
-        period_s=interval,
-        known=known_from(study, model, gpu, []),
-        price=Price(price_per_gpu_hour, gpus),
-        slo=parse_slo(slo),
-    )
+    known = known_from(study, model, gpu, [])
+    price, limits = Price(price_per_gpu_hour, gpus), parse_slo(slo)
+    pool: Pool | StoredPool = (
+        Pool(
+            [parse_address(url) for url in urls or []],
+            auth_headers(api_key_from_environment()),
+            period_s=interval, known=known, price=price, slo=limits,
+            gpu_addresses=[parse_address(u.removesuffix("/metrics")) for u in gpu_metrics or []],
+        )
+        if prometheus is None
+        else StoredPool(source(prometheus, match, gpu_match), period_s=interval, known=known,
+                        price=price, slo=limits)
+    )  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(pool)
         state = _State(pool, record)
@@ -100,7 +132,7 @@ def watch(
 class _State:
     """The last figures, and where they are kept."""
 
-    def __init__(self, pool: "Pool", record: Path | None) -> None:
+    def __init__(self, pool: "Pool | StoredPool", record: Path | None) -> None:
         self._pool = pool
         self._record = record
         self._kept = float("-inf")
@@ -126,7 +158,8 @@ class _State:
         if at - self._kept < RECORD_EVERY_S:
             return
         self._kept = at
-        for number, replica in enumerate(self._pool.replicas):
+        replicas: Sequence[Replica | StoredReplica] = self._pool.replicas
+        for number, replica in enumerate(replicas):
             if replica.trouble is None and replica.last_text:
                 own = folder / f"replica-{number:03d}"
                 own.mkdir(exist_ok=True)

@@ -296,6 +296,7 @@ _FIELDS = {
     "DCGM_FI_PROF_DRAM_ACTIVE": "dram_active",
     "DCGM_FI_DEV_POWER_USAGE": "power_w",
 }
+GPU_FIELDS = tuple(_FIELDS)
 
 
 def gpus_of(pages: Iterable[Scrape]) -> tuple[GpuEvidence, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ridgeline.diagnosis.account import Account
 from ridgeline.diagnosis.evidence import Evidence, Known
 from ridgeline.diagnosis.finding import Finding
-from ridgeline.diagnosis.gathering import WANTED, Snapshot, gather
+from ridgeline.diagnosis.gathering import GPU_FIELDS, WANTED, Snapshot, gather
 from ridgeline.diagnosis.ranking import diagnose
 from ridgeline.diagnosis.stillness import StillClock, with_stillness
 from ridgeline.domain.slo import Slo
@@ -27,6 +27,7 @@ LEAST = 2  # readings are kept, however long ago: differences need two
 KEPT = 7  # readings of the window that are looked at, the first and the last among them
 PAGE_BYTES = 8 << 20
 _READER = QuickReader(WANTED)
+_GPU_READER = QuickReader(GPU_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,13 @@ class Now:
 class Replica:
     """A server and the thread that reads it every `period_s` until `stop`."""
 
-    def __init__(self, address: Address, headers: Mapping[str, str], period_s: float) -> None:
+    def __init__(
+        self, address: Address, headers: Mapping[str, str], period_s: float,
+        reader: QuickReader = _READER,
+    ) -> None:  # fmt: skip
         self.name = address.url
+        self.host = address.host
+        self._reader = reader
         self._address = address
         self._headers = dict(headers)
         self._period_s = period_s
@@ -134,7 +140,7 @@ class Replica:
     def _look(self) -> None:
         try:
             text = self._page()
-            page = _READER.read(text)
+            page = self._reader.read(text)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._close()
             self.trouble = str(error) or type(error).__name__
@@ -191,22 +197,24 @@ class Pool:
         known: Known | None = None,
         price: Price | None = None,
         slo: Slo | None = None,
+        gpu_addresses: Sequence[Address] = (),
     ) -> None:
+        self._gpus = [Replica(a, {}, period_s, _GPU_READER) for a in gpu_addresses]
         self.replicas = [Replica(address, headers, period_s) for address in addresses]
         self._known = known or Known()
         self._price = price or Price()
-        self._ttft_limit_s = _ttft_limit(slo)
+        self._ttft_limit_s = ttft_limit(slo)
 
     def __enter__(self) -> "Pool":
-        for replica in self.replicas:
+        for replica in (*self.replicas, *self._gpus):
             replica.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for replica in self.replicas:
+        for replica in (*self.replicas, *self._gpus):
             replica.stop()
         end = time.monotonic() + 1.5 * TIMEOUT_S
-        for replica in self.replicas:
+        for replica in (*self.replicas, *self._gpus):
             replica.join(max(0.0, end - time.monotonic()))
 
     def now(self) -> list[Now]:
@@ -219,12 +227,20 @@ class Pool:
         up = trouble is None
         if not rows:
             return Now(replica.name, up, silent, trouble)
-        evidence = gather([Snapshot(at, page) for at, page in rows], self._known)
+        gpus = self._gpu_pages(replica)
+        evidence = gather([Snapshot(at, page) for at, page in rows], self._known, gpus)
         if not up:
             return Now(replica.name, up, silent, trouble)
         if not evidence.mixed:
             evidence = with_stillness(evidence, replica.still_s())
         return figures(replica.name, evidence, self._price, self._ttft_limit_s, silent)
+
+    def _gpu_pages(self, replica: Replica) -> list[Scrape]:
+        """Readings of the GPUs of its host, or of the only ones that are known."""
+        mine = [g for g in self._gpus if g.host == replica.host]
+        if not mine and len(self._gpus) == 1:
+            mine = self._gpus
+        return [page for gpu in mine if gpu.trouble is None for _, page in gpu.readings()]
 
 
 def figures(
@@ -265,7 +281,7 @@ def _percentiles(e: Evidence, name: str) -> dict[str, float]:
     return {word: value for word, value in found.items() if value is not None}
 
 
-def _ttft_limit(slo: Slo | None) -> float | None:
+def ttft_limit(slo: Slo | None) -> float | None:
     """The strictest limit on a TTFT percentile, seconds."""
     if slo is None:
         return None

@@ -18,11 +18,14 @@ def masked(text: str) -> str:
     """A page without what its labels hold of secrets, known by their name or by their form."""
 
     def one(label: re.Match[str]) -> str:
-        name, value = label[1], label[2]
-        hidden = value and (secret_name(name) or looks_secret(value))
-        return f'{name}="{MASK}"' if hidden else label[0]
+        return f'{label[1]}="{label_masked(label[1], label[2])}"'
 
     return mask(_LABEL.sub(one, text))
+
+
+def label_masked(name: str, value: str) -> str:
+    """One label's value, or MASK where its name or its form says that it is secret."""
+    return MASK if value and (secret_name(name) or looks_secret(value)) else mask(value)
 
 
 def parsed(text: str, where: str) -> Scrape:

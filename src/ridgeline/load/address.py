@@ -74,9 +74,13 @@ class Address:
         )
 
     def get(
-        self, path: str, headers: Mapping[str, str], timeout_s: float
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        most_bytes: int = _PAGE_BYTES,
     ) -> tuple[int, str, bytes]:
-        """GET base + path; (status, content type, body up to 4 MiB). Raises EndpointError."""
+        """GET base + path; (status, content type, body up to most_bytes). Raises EndpointError."""
         connection: http.client.HTTPConnection
         if self.scheme == "https":
             connection = http.client.HTTPSConnection(
@@ -87,7 +91,7 @@ class Address:
         try:
             connection.request("GET", self.path + path, headers=dict(headers))
             reply = connection.getresponse()
-            return reply.status, reply.headers.get_content_type(), reply.read(_PAGE_BYTES)
+            return reply.status, reply.headers.get_content_type(), reply.read(most_bytes)
         except TimeoutError:
             text, fix = f"GET {path} got no answer within {timeout_s:g} s", "is the server ready?"
         except ssl.SSLError as error:

@@ -1,0 +1,57 @@
+"""A Prometheus as the source of `ridgeline doctor` and `ridgeline watch`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ridgeline.cli.output import say
+
+if TYPE_CHECKING:
+    from ridgeline.diagnosis.evidence import Evidence, Known
+    from ridgeline.diagnosis.stored import PrometheusServer, Stored
+
+
+def source(url: str, match: str | None, gpu_match: str | None) -> "PrometheusServer":
+    """The server of --prometheus. Raises BadInput."""
+    from ridgeline.diagnosis.stored import PrometheusServer  # noqa: PLC0415
+    from ridgeline.load.address import parse_address  # noqa: PLC0415
+
+    return PrometheusServer(parse_address(url), {}, match, gpu_match)
+
+
+def evidence_of(
+    server: "PrometheusServer", seconds: float | None, known: "Known", save: Path | None
+) -> "tuple[Evidence, list[str]]":
+    """What Prometheus has of the last `seconds` (LOOK_BACK_S), and the names of the targets."""
+    from ridgeline.diagnosis.gathering import gather  # noqa: PLC0415
+    from ridgeline.diagnosis.stored import LOOK_BACK_S, together  # noqa: PLC0415
+
+    back = seconds or LOOK_BACK_S
+    seen = server.look(back)
+    page = seen.gpu_page()
+    gpus = [] if page is None else [page]
+    evidence = replace(gather(together(seen.targets), known, gpus), gpu_page=bool(gpus))
+    if not evidence.rates_known:
+        say(f"{server.address.url}: {evidence.scrapes} reading in the last {back:g} s, and rates"
+            " need two: look further back with --seconds")  # fmt: skip
+    if seen.elsewhere:
+        say(f"{server.address.url}: GPU counters of {', '.join(seen.elsewhere[:4])}, none of which"
+            " is an engine's host; choose the engines' GPUs with --gpu-match")  # fmt: skip
+    if save is not None:
+        _keep(seen, save)
+    return evidence, [target.name for target in seen.targets]
+
+
+def _keep(seen: "Stored", folder: Path) -> None:
+    """The pages of each target in a folder of its own, as `--from` reads them."""
+    from ridgeline.diagnosis.saved import stamped  # noqa: PLC0415
+    from ridgeline.diagnosis.stored import as_text  # noqa: PLC0415
+
+    count = 0
+    for place, target in enumerate(seen.targets):
+        own = folder if len(seen.targets) == 1 else folder / f"replica-{place:03d}"
+        own.mkdir(parents=True, exist_ok=True)
+        for number, (at, page) in enumerate(target.pages):
+            (own / f"metrics-{number:03d}.txt").write_text(stamped(as_text(page), at), "utf-8")
+            count += 1
+    say(f"kept: {count} pages in {folder} (secrets in labels masked)")
