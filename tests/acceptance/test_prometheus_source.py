@@ -3,6 +3,7 @@
 import json
 import subprocess
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -56,7 +57,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         stack.callback(process.kill)
         url = f"http://127.0.0.1:{PORT}"
         _until_ready(url)
-        time.sleep(SCRAPES)
+        _until_read(url)
         yield url
 
 
@@ -72,6 +73,19 @@ def _until_ready(url: str) -> None:
             return
 
 
+def _until_read(url: str) -> None:
+    """SCRAPES readings of both engines that answer: on a busy machine the first ones come late."""
+    query = urllib.parse.urlencode({"query": "count_over_time(vllm:num_requests_running[2m])"})
+    end = time.monotonic() + 60
+    while True:
+        with urllib.request.urlopen(f"{url}/api/v1/query?{query}", timeout=5) as reply:
+            rows = json.load(reply)["data"]["result"]
+        if len(rows) == 2 and all(int(row["value"][1]) >= SCRAPES for row in rows):
+            return
+        assert time.monotonic() < end, f"Prometheus has read only {rows}"
+        time.sleep(0.5)
+
+
 def test_doctor_names_the_limit_from_what_it_stored(
     prometheus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,9 +96,11 @@ def test_doctor_names_the_limit_from_what_it_stored(
     first = body["findings"][0]
     assert first["id"] == "batch-ceiling"
     assert 0.7 < first["share"] < 0.9  # 32 of 40 wait, at each of the two that answer
-    assert body["readings"] >= SCRAPES - 3
-    assert SCRAPES - 4 <= body["span_s"] <= 60
-    assert "2 engine cores" in capsys.readouterr().out
+    assert SCRAPES <= body["readings"] <= 60
+    assert SCRAPES - 2 <= body["span_s"] <= 60
+    shown = capsys.readouterr().out
+    assert "2 engine cores" in shown
+    assert "SMs are active 41% of the time" in shown
 
 
 def test_watch_shows_its_targets(prometheus: str, tmp_path: Path) -> None:

@@ -188,6 +188,32 @@ def test_the_view_where_nobody_looks_records_and_ends(
     assert ridgeline(["doctor", "--from", str(kept)]) == 0
 
 
+WINNER = """\
+name: slots-winner
+model: Qwen/Qwen3-8B
+hardware: {gpu: H100-SXM, count: 1}
+engine: twin
+workload:
+  arrivals: {users: 8}
+  prompts: {tokens: {mean: 256, spread: 0.5}}
+  output_tokens: {max: 128}
+baseline: {max_num_seqs: 8}
+"""
+
+
+def test_a_load_that_left_the_winner_is_said_beside_the_finding(
+    pages: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "winner.yaml").write_text(WINNER)
+    with served(_playing(pages, 0.15)) as url:
+        arguments = ["watch", url, "--interval", "0.3", "--for", "4"]
+        assert ridgeline([*arguments, "--winner", str(tmp_path / "winner.yaml")]) == 0
+    text = capsys.readouterr().out
+    assert "the slots are full: 8 requests run" in text
+    assert "the traffic is not what" in text
+    assert "load x 5" in text  # 40 users, planned 8
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -13,7 +13,9 @@ from ridgeline.domain.errors import BadInput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ridgeline.diagnosis.drift import Tuned
     from ridgeline.diagnosis.evidence import Evidence, Known
+    from ridgeline.diagnosis.finding import Finding
     from ridgeline.load.address import Address
     from ridgeline.telemetry.prometheus import Scrape
 
@@ -67,6 +69,12 @@ def doctor(
         Path | None,
         typer.Option(metavar="FILE", help="The study file of what runs: its knobs, model, GPU."),
     ] = None,
+    winner: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="A winner.yaml or a past study: has the traffic left it since?"
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="M", help="The model served, where no study says it.")
     ] = None,
@@ -104,6 +112,12 @@ def doctor(
         raise BadInput("is a file, and a folder is needed", where=str(save), fix="give a folder")
     ensure_json_target(json, Path())
     known = known_from(study, model, gpu, log or [])
+    tuned = None
+    if winner is not None:
+        from ridgeline.cli.winneroption import known_of, tuned_from  # noqa: PLC0415
+
+        tuned = tuned_from(winner)
+        known = known_of(known, tuned, given=known.configuration is not None)
     if prometheus:
         from ridgeline.cli.prometheusoptions import evidence_of, source  # noqa: PLC0415
 
@@ -124,6 +138,8 @@ def doctor(
             _working("asking the twin what the changes would give") if known_both else nullcontext()
         ):
             findings = with_gains(evidence, findings)
+    if tuned is not None:
+        findings = (*findings, *_drift(evidence, tuned, gains=gains))
     body = {
         "schema": 1,
         "source": "measured",
@@ -138,6 +154,17 @@ def doctor(
         say(f"no page of metrics could be read: {trouble}")
         return NOBODY
     return 0
+
+
+def _drift(evidence: "Evidence", tuned: "Tuned", *, gains: bool) -> "tuple[Finding, ...]":
+    from ridgeline.diagnosis.drift import LEAST_REQUESTS, drift  # noqa: PLC0415
+
+    with _working("asking the twin whether a re-tune pays") if gains else nullcontext():
+        found = drift(evidence, tuned, ask_twin=gains)
+    if found is None:
+        say(f"--winner: fewer than {LEAST_REQUESTS} requests ended in the time that was looked at,"
+            " too few to hold against its traffic; look longer with --seconds")  # fmt: skip
+    return () if found is None else (found,)
 
 
 def _check_source(

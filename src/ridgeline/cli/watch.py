@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from ridgeline.diagnosis.drift import Tuned
     from ridgeline.diagnosis.live import Now, Pool, Replica
     from ridgeline.diagnosis.storedpool import StoredPool, StoredReplica
 
@@ -54,6 +55,12 @@ def watch(
     ] = None,
     study: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The study file of what runs.")
+    ] = None,
+    winner: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="A winner.yaml or a past study: has the traffic left it?"
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="M", help="The model served.")] = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="The GPU.")] = None,
@@ -97,6 +104,7 @@ def watch(
         ensure_folder_target(record)
     from ridgeline.cli.doctor import known_from  # noqa: PLC0415
     from ridgeline.cli.prometheusoptions import source  # noqa: PLC0415
+    from ridgeline.cli.winneroption import known_of, tuned_from  # noqa: PLC0415
     from ridgeline.diagnosis.live import Pool, Price  # noqa: PLC0415
     from ridgeline.diagnosis.storedpool import StoredPool  # noqa: PLC0415
     from ridgeline.domain.slo import parse_slo  # noqa: PLC0415
@@ -104,6 +112,9 @@ def watch(
     from ridgeline.load.address import parse_address  # noqa: PLC0415
 
     known = known_from(study, model, gpu, [])
+    tuned = None if winner is None else tuned_from(winner)
+    if tuned is not None:
+        known = known_of(known, tuned, given=known.configuration is not None)
     price, limits = Price(price_per_gpu_hour, gpus), parse_slo(slo)
     pool: Pool | StoredPool = (
         Pool(
@@ -118,7 +129,7 @@ def watch(
     )  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(pool)
-        state = _State(pool, record)
+        state = _State(pool, record, tuned)
         if serve is not None:
             from ridgeline.diagnosis.exporter import Exporter, render  # noqa: PLC0415
 
@@ -132,17 +143,31 @@ def watch(
 class _State:
     """The last figures, and where they are kept."""
 
-    def __init__(self, pool: "Pool | StoredPool", record: Path | None) -> None:
+    def __init__(
+        self, pool: "Pool | StoredPool", record: Path | None, tuned: "Tuned | None" = None
+    ) -> None:
         self._pool = pool
+        self._tuned = tuned
         self._record = record
         self._kept = float("-inf")
         self.now: list[Now] = pool.now()
 
     def look(self) -> None:
         """Work the figures out anew, and keep them where that is asked for."""
-        self.now = self._pool.now()
+        self.now = [self._held_against(row) for row in self._pool.now()]
         if self._record is not None:
             self._keep(self._record)
+
+    def _held_against(self, row: "Now") -> "Now":
+        """With what has become of the traffic, where a winner was given."""
+        if self._tuned is None or row.evidence is None:
+            return row
+        from dataclasses import replace  # noqa: PLC0415
+
+        from ridgeline.diagnosis.drift import drift  # noqa: PLC0415
+
+        found = drift(row.evidence, self._tuned, ask_twin=False)
+        return row if found is None else replace(row, findings=(*row.findings, found))
 
     def _keep(self, folder: Path) -> None:
         import json  # noqa: PLC0415
@@ -182,7 +207,7 @@ def as_json(row: "Now") -> dict[str, Any]:
         "mbu": row.mbu, "mfu": row.mfu, "waste_usd_per_hour": row.waste_usd_per_hour,
         "usd_per_million_output_tokens": row.usd_per_million_output_tokens,
         "attainment": row.attainment,
-        "findings": [f.id for f in row.findings if f.kind != "note"],
+        "findings": [f.id for f in row.findings if f.kind != "note" or f.id == "drift"],
     }  # fmt: skip
     return {k: v for k, v in found.items() if v is not None}
 
@@ -218,7 +243,9 @@ def _says(row: "Now") -> str:
     if not row.up:
         return f"no answer for {row.silent_s:.0f} s ({row.trouble})"
     firm = [f for f in row.findings if f.kind != "note"]
-    return firm[0].title if firm else "no finding"
+    # drift is a note, and what was asked for with --winner
+    moved = [f for f in row.findings if f.id == "drift" and f.tries]
+    return "; ".join(f.title for f in (*firm[:1], *moved)) or "no finding"
 
 
 def _tokens(row: "Now") -> str:

@@ -246,11 +246,11 @@ def _lengths(mean: float, d: Distribution) -> Lengths:
 
 def _spread(d: Distribution) -> float:
     """Half-width of the even distribution that has the same spread, as a share of the mean."""
-    deviation = _deviation(d)
+    deviation = deviation_of(d)
     return sqrt(3.0) * deviation
 
 
-def _deviation(d: Distribution) -> float:
+def deviation_of(d: Distribution) -> float:
     """Standard deviation over mean, values taken at the middle of their buckets.
 
     What the buckets' own width adds is taken off.
@@ -276,7 +276,7 @@ def _middles(d: Distribution) -> list[tuple[float, float, float]]:
 
 def _kinds(prompts: Distribution, answers: Outputs) -> tuple[TrafficClass, ...]:
     """Classes by prompt length, where one even distribution would be too far from the truth."""
-    if _deviation(prompts) <= SPREAD_ONE_KIND or not prompts.mean:
+    if deviation_of(prompts) <= SPREAD_ONE_KIND or not prompts.mean:
         return ()
     rows = [(m, c, w) for m, c, w in _middles(prompts) if c >= 0.005 * prompts.count]
     count = sum(c for _, c, _ in rows)

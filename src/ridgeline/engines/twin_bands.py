@@ -127,6 +127,16 @@ def figures(twin: Twin, load: Workload) -> dict[str, float]:
     return {n: v for n, v in found.items() if v > 0}
 
 
+def _figures_once(twin: Twin, load: Workload) -> dict[str, float]:
+    """The figures, kept: of several changes each is held against the same twin."""
+    key = "paired " + repr((twin.shape.name, twin.gpu.name, twin.knobs, twin.constants, load))
+    if key not in _known:
+        if len(_known) >= MOST_KEPT:
+            _known.clear()
+        _known[key] = figures(twin, load)
+    return _known[key]
+
+
 def _statistic(sample: Sample, name: str, statistic: str) -> float:
     """Also of samples that are too small for an honest percentile: it is only compared."""
     values = sample.successes(name)
@@ -156,7 +166,7 @@ def paired_ratios(before: Twin, after: Twin, load: Workload, doubt: Doubt) -> Pa
     sets = [before.constants, *design(before.constants, doubt.directions)]
     pairs = [
         (
-            figures(replace(before, constants=constants), load),
+            _figures_once(replace(before, constants=constants), load),
             figures(replace(after, constants=constants), load),
         )
         for constants in sets
