@@ -55,6 +55,28 @@ def test_di_01_one_page_is_enough_to_see_it_with_low_confidence() -> None:
     assert (first.id, first.confidence) == ("batch-ceiling", "low")
 
 
+@pytest.mark.parametrize(
+    ("running", "budget", "first"),
+    [
+        ((4, 2, 4, 3), None, "batch-ceiling"),
+        ((4, 2, 4, 3), 2048, "batch-ceiling"),
+        ((4, 2, 4, 3), 8, "token-budget"),  # a step of six tokens is most of it
+        ((2, 3, 2, 3), None, "token-budget"),  # no reading has all slots taken
+    ],
+)
+def test_slots_that_are_full_between_two_batches_too(
+    running: tuple[int, ...], budget: int | None, first: str
+) -> None:
+    """Pages are rendered when a batch of short requests has just ended, as on the real vLLM."""
+    pages = [
+        page({R: r, W: 28, KV: 0.01, PRE: 0, STEPS: 600 * i, MADE: 2100 * i, PROMPT: 1500 * i})
+        for i, r in enumerate(running)
+    ]
+    known = Known(max_num_seqs=4, max_num_batched_tokens=budget)
+    found = findings(evidence(*pages, apart_s=2.0, known=known))
+    assert next(iter(found)) == first
+
+
 def test_di_01_few_running_and_full_steps_is_the_prefill_budget() -> None:
     def at(steps: float) -> str:
         return page({R: 20, W: 200, KV: 0.22, PRE: 0, STEPS: steps, MADE: steps * 20,

@@ -126,7 +126,7 @@ def _until(true: Callable[[], bool], limit_s: float = 60.0) -> None:
 def diagnose(tmp_path: Path) -> Diagnose:
     """Runs the command; its JSON, the findings by id."""
 
-    def run(server: RealVllm, *, seconds: float = 6) -> dict[str, Any]:
+    def run(server: RealVllm, *, seconds: float = 8) -> dict[str, Any]:
         out = tmp_path / "doctor.json"
         # RIDGELINE_KEEP_PAGES: how the recorded pages of tests/diagnosis/data are made
         keep = os.environ.get("RIDGELINE_KEEP_PAGES")

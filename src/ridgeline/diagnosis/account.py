@@ -6,7 +6,7 @@ Everything here is derived from an Evidence and is None where that does not tell
 from dataclasses import dataclass
 from functools import cached_property
 
-from ridgeline.diagnosis.evidence import EngineLevels, Evidence
+from ridgeline.diagnosis.evidence import EngineLevels, Evidence, Level
 from ridgeline.domain import roofline
 from ridgeline.domain.defaults import ResolvedKnobs, resolve
 from ridgeline.domain.errors import RidgelineError
@@ -232,10 +232,22 @@ class Account:
             return "slots"
         if full or engine.preemptions:
             return "kv"
-        tokens = self.tokens_per_step
-        if self.evidence.known.max_num_seqs is None and tokens is not None and tokens < SMALL_STEP:
-            return "slots"  # no budget is so small: what is full can only be the slots
-        return "budget"
+        return "slots" if self._budget_is_free(engine.running) else "budget"
+
+    def _budget_is_free(self, running: Level) -> bool:
+        """No budget is so small as the steps are: what is full can only be the slots.
+
+        Known slots must all have been taken in some reading. Not in each: a page is rendered when
+        the API server has time for it, which is when some of a batch of short requests have ended.
+        """
+        tokens, known = self.tokens_per_step, self.evidence.known
+        if tokens is None or tokens >= SMALL_STEP:
+            return False
+        if known.max_num_seqs is None:
+            return True
+        budget = known.max_num_batched_tokens
+        small = budget is None or tokens < budget / 2
+        return small and running.high >= known.max_num_seqs
 
     def slots_full(self, engine: EngineLevels) -> bool:
         """Whether all slots are taken: known ones, or a number that stays where it is."""
