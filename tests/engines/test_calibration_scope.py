@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ridgeline.cli.main import run
+from ridgeline.cli.twin import _spec
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Calibration, Configuration, Knobs, Served
 from ridgeline.domain.records import MemorySink
@@ -214,6 +215,7 @@ def test_a_vllm_study_names_its_calibration_for_plan_and_twin(tmp_path: Path) ->
     )
     on_twin = override(study, engine="twin").baseline.configuration
     assert twin_of(on_twin).constants.name == "calibrated"
+    assert _spec(tmp_path / "s.yaml", None).configuration == on_twin  # `ridgeline twin FILE`
     out = tmp_path / "plan.json"
     assert run(["plan", str(tmp_path / "s.yaml"), "--top", "1", "--json", str(out)]) in (0, 3)
     assert json.loads(out.read_text())["constants"] == "calibrated"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.calibrate import NAMES, _warnings
+from ridgeline.cli.calibrate import NAMES, _figures, _warnings
 from ridgeline.cli.main import run
+from ridgeline.cli.output import show
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
@@ -70,8 +71,8 @@ def test_known_constants_are_found_and_the_others_stay():
         truth.eager_launch_ns_per_layer, rel=0.1
     )
     assert found.constants["step_gap_ns"] == pytest.approx(1_000_000, rel=0.15)
-    before, after, runs = errors_of(found)["itl_p50_s"]
-    assert runs == 2
+    before, after, runs, missing = errors_of(found)["itl_p50_s"]
+    assert (runs, missing) == (2, 0)
     assert before > 0.15
     assert after < 0.03
     body = found.to_json()
@@ -109,6 +110,28 @@ def test_a_run_that_the_fit_made_worse_is_told_with_both_errors():
     (line,) = _warnings(found)
     assert line.startswith("crowd is further off with the fitted constants than with the prior's")
     assert "(ITL p50 -5% -> +150%)" in line
+
+
+def test_a_figure_that_the_twin_does_not_have_counts_as_missing_and_not_as_met(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start = known_constants(Configuration("Qwen3-4B", Knobs(), gpu="H200-SXM"))
+    good = observation("good", start)
+    some = replace(good, name="some", figures={"itl_p50_s": 0.01, "ttft_p95_s": 1.0})
+    found = Calibration(
+        gpu="H200-SXM", model="Qwen3-4B", constants={}, errors={}, observations=(some, some),
+        before=({"itl_p50_s": 0.02}, {"itl_p50_s": 0.012}),
+        after=({"itl_p50_s": 0.011}, {}),
+    )  # fmt: skip
+    assert errors_of(found)["itl_p50_s"] == pytest.approx((1.0, 0.1, 1, 1))
+    before, after, runs, missing = errors_of(found)["ttft_p95_s"]
+    assert before != before
+    assert after != after
+    assert (runs, missing) == (0, 2)
+    show(_figures(found))
+    shown = capsys.readouterr().out
+    assert "1 (1 more without a prediction)" in shown
+    assert "nan" not in shown
 
 
 def test_every_figure_of_a_fit_has_a_name():

@@ -178,6 +178,8 @@ def _figures(found: "Calibration") -> "Table":
     )  # fmt: skip
     for head in ("figure", "prior", "calibrated", "runs"):
         table.add_column(head, justify="left" if head == "figure" else "right")
-    for name, (before, after, count) in errors_of(found).items():
-        table.add_row(NAMES[name], f"{before:.0%}", f"{after:.0%}", str(count))
+    for name, (before, after, count, missing) in errors_of(found).items():
+        errors = [f"{error:.0%}" if count else "-" for error in (before, after)]
+        runs = f"{count} ({missing} more without a prediction)" if missing else str(count)
+        table.add_row(NAMES[name], *errors, runs)
     return table

@@ -1,12 +1,16 @@
 """`ridgeline twin`: serve the twin over HTTP, or show its steps beside a real engine's."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ridgeline.cli.output import say
 from ridgeline.domain.errors import BadInput
+
+if TYPE_CHECKING:
+    from ridgeline.workload.study import ExperimentSpec
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LONGEST_MS = 3_600_000.0
@@ -92,10 +96,7 @@ def twin(
     spec = None
     notes: tuple[str, ...] = ()
     if file is not None:
-        from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
-
-        study = load_study(file)
-        spec = study.experiment(experiment) if experiment is not None else study.baseline
+        spec = _spec(file, experiment)
     elif experiment is not None:
         raise BadInput("needs a study file", where="--experiment")
     listen = launch.Listen(host, port, log_sends)
@@ -150,13 +151,20 @@ def _steps(
             "needs a study file", where="--trace", fix="or an engine's log: --replay LOG"
         )
     assert trace is not None
+    spec = _spec(file, experiment)
+    steps = record(spec.configuration, spec.workload, trace)
+    say(f"{steps} steps of experiment {spec.name} written to {trace}")
+    return 0
+
+
+def _spec(file: Path, experiment: str | None) -> "ExperimentSpec":
+    """The experiment as the twin's, with the study's calibration."""
+    from ridgeline.workload.study import on_twin  # noqa: PLC0415
     from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
 
     study = load_study(file)
     spec = study.experiment(experiment) if experiment is not None else study.baseline
-    steps = record(spec.configuration, spec.workload, trace)
-    say(f"{steps} steps of experiment {spec.name} written to {trace}")
-    return 0
+    return replace(spec, configuration=on_twin(spec.configuration, study.calibration))
 
 
 def _fixed(ttft_ms: float | None, itl_ms: float | None) -> tuple[int, int] | None:

@@ -364,20 +364,22 @@ def calibrate(
     )
 
 
-def errors_of(calibration: Calibration) -> dict[str, tuple[float, float, int]]:
-    """By figure: mean absolute error before and after the fit, and over how many runs."""
+def errors_of(calibration: Calibration) -> dict[str, tuple[float, float, int, int]]:
+    """By figure: mean absolute error before and after the fit, over how many runs, and of how many
+    more the twin has none (before or after). The errors are NaN where that is so of all.
+    """
     found = {}
+    each = (calibration.observations, calibration.before, calibration.after)
     for name in FIGURES:
+        measured = [row for row in zip(*each, strict=True) if name in row[0].figures]
         rows = [
-            (b.get(name, np.nan) / o.figures[name] - 1, a.get(name, np.nan) / o.figures[name] - 1)
-            for o, b, a in zip(
-                calibration.observations, calibration.before, calibration.after, strict=True
-            )
-            if name in o.figures
+            (abs(b[name] / o.figures[name] - 1), abs(a[name] / o.figures[name] - 1))
+            for o, b, a in measured
+            if name in b and name in a
         ]
-        if rows:
-            mean = np.nanmean(np.abs(rows), axis=0)
-            found[name] = (float(mean[0]), float(mean[1]), len(rows))
+        if measured:
+            before, after = np.mean(rows, axis=0) if rows else (np.nan, np.nan)
+            found[name] = (float(before), float(after), len(rows), len(measured) - len(rows))
     return found
 
 
