@@ -138,6 +138,11 @@ def doctor(
             _working("asking the twin what the changes would give") if known_both else nullcontext()
         ):
             findings = with_gains(evidence, findings)
+    if gains and any(f.id == "mixed-classes" for f in findings):
+        from ridgeline.diagnosis.pools import with_pools  # noqa: PLC0415
+
+        with _working("asking the twin what two pools or priorities would give"):
+            findings = with_pools(evidence, findings)
     if tuned is not None:
         findings = (*findings, *_drift(evidence, tuned, gains=gains))
     body = {

@@ -15,6 +15,8 @@ _KINDS = {"fault": ("FAULT", "bold red"), "limit": ("LIMIT", "bold yellow"),
           "fine": ("FINE", "bold green"), "note": ("note", "dim")}  # fmt: skip
 _METRICS = {
     "output_tokens_per_s": "output tokens/s", "itl_mean_s": "mean time between tokens",
+    "ttft_p95_s[urgent]": "p95 TTFT of the short requests",
+    "e2e_mean_s[batch]": "mean time of the long requests",
     "itl_p99_s": "p99 time between tokens", "ttft_p50_s": "median TTFT", "ttft_p95_s": "p95 TTFT",
 }  # fmt: skip
 

@@ -72,7 +72,7 @@ def with_gain(e: Evidence, finding: Finding, change: Try) -> Try:
     if load is None:
         return replace(change, why_no_gain="the page does not tell the requests' lengths")
     try:
-        base = _as_it_is(e, e.known.configuration, finding)
+        base = as_it_is(e, e.known.configuration, finding)
         gains = _gains(e, base, change.change, load, change.metric)
     except _NotSeen as why:
         return replace(change, why_no_gain=str(why))
@@ -158,7 +158,7 @@ def _alone(twin: Twin) -> Twin:
     return replace(twin, knobs=replace(twin.knobs, data_parallel=1, api_servers=1))
 
 
-def _as_it_is(e: Evidence, configuration: Configuration, finding: Finding) -> Configuration:
+def as_it_is(e: Evidence, configuration: Configuration, finding: Finding) -> Configuration:
     """The configuration with what was seen: the KV pool's true size, a ceiling that was inferred.
 
     The pool is told in bytes, so that a change of its type changes the tokens in it.

@@ -17,7 +17,7 @@ BETWEEN_SHARE, BETWEEN_LEAST_S = 0.10, 0.02
 def mixed_classes(e: Evidence) -> Iterable[Finding]:
     """Few requests are far longer than the others and take much of the work."""
     account = Account(e)
-    rows = [(name, _two_kinds(d)) for name, d in (
+    rows = [(name, two_kinds(d)) for name, d in (
         ("prompts", e.histograms.prompt_lengths), ("answers", e.histograms.output_lengths))
         if d is not None]  # fmt: skip
     found = [(name, kinds) for name, kinds in rows if kinds is not None]
@@ -36,14 +36,14 @@ def mixed_classes(e: Evidence) -> Iterable[Finding]:
         "limit" if felt else "note", 0.5 * account.queue_share if felt else 0.0,
         "mixed traffic" if felt else "", (*facts, *queue_facts(e)), "medium",
         (Try("two pools", "long requests on replicas of their own", None,
-             why_no_gain="declare the classes in a study file and ask `ridgeline plan`"),
+             why_no_gain="not asked of the twin"),
          Try("scheduling_policy", "priority, with a priority on every request", None,
-             why_no_gain="priority takes no slot from a running request")),
+             why_no_gain="not asked of the twin")),
         (Wont("max_num_partial_prefills", "refused or gone in vLLM 0.21 and 0.33"),),
     )  # fmt: skip
 
 
-def _two_kinds(d: Distribution) -> tuple[float, float, float] | None:
+def two_kinds(d: Distribution) -> tuple[float, float, float] | None:
     """(limit, share of requests above it, least share of tokens); None for one kind."""
     median = d.estimate(0.5)
     if not d.total or not median or d.count < 20:
