@@ -1,7 +1,6 @@
 """Ways to serve two groups of traffic on the GPUs that are there, each on the twin, paired.
 
-Every way sees the same arrivals under each set of constants: what is wrong with these in the same way
-for all cancels.
+Every way sees the same arrivals under each set of constants: an error that all share cancels.
 """
 
 import math
