@@ -2,10 +2,12 @@
 """Copy a study's results without the bulk of their raw data, for a repository.
 
 usage: trim_results.py DIR OUT
+       trim_results.py --mark DIR    mark the runs of a copy that an older version trimmed
 
 Every run keeps its record (figures, verdict, facts), its requests and its telemetry. The times of
 single chunks, nine tenths of the data, stay with the first valid repeat of each experiment only:
-the charts of a report show that one. Engine logs and earlier, void tries stay behind. Of absolute
+the charts of a report show that one. The run.json of the others says what was left out: a table
+that is missing without that is damage. Engine logs and earlier, void tries stay behind. Of absolute
 paths in the command that index.json keeps, the last part is left: a folder of the measuring host
 says nothing to a reader. A study in which a variable or option that is named like a secret has a
 value is refused: Ridgeline refuses such studies, but results may be older. Standard library only.
@@ -19,7 +21,7 @@ import sys
 from pathlib import Path
 
 KEPT = ("run.json", "requests.parquet", "telemetry.parquet", "steps.parquet")
-CHUNKS = "chunks.parquet"
+RUN, CHUNKS = "run.json", "chunks.parquet"
 TUNING = ("tune.jsonl", "tune.json", "winner.yaml", "serve.sh", "compose.yaml", "calibration.json")
 INSIDE = ("trials", "soak")  # studies of a tuning's own
 SECRET = re.compile(  # HF_TOKEN: value, "API_KEY": "value", --api-key value, "--api-key", "value"
@@ -70,7 +72,35 @@ def _without_folders(command: str) -> str:
 
 def _run(source: Path, target: Path, *, chunks: bool) -> int:
     names = (*KEPT, CHUNKS) if chunks else KEPT
-    return sum(_copy(source / name, target / name) for name in names)
+    copied = sum(_copy(source / name, target / name) for name in names)
+    if not chunks and (source / CHUNKS).is_file():
+        mark(target / RUN)
+    return copied
+
+
+def mark(path: Path) -> None:
+    """Say in a run.json that its chunks were left out."""
+    if not path.is_file():
+        return
+    body = json.loads(path.read_text(encoding="utf-8"))
+    body["left_out"] = sorted({*body.get("left_out", ()), CHUNKS})
+    path.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def mark_copies(folder: Path) -> int:
+    """Mark every run below whose chunks are not there, as a copy made before there were marks.
+
+    A twin's runs keep the steps instead. Returns how many were marked.
+    """
+    found = [
+        path
+        for path in sorted(folder.rglob(RUN))
+        if not any((path.parent / name).is_file() for name in (CHUNKS, "steps.parquet"))
+        and CHUNKS not in json.loads(path.read_text(encoding="utf-8")).get("left_out", ())
+    ]
+    for path in found:
+        mark(path)
+    return len(found)
 
 
 def _copy(source: Path, target: Path) -> int:
@@ -83,7 +113,10 @@ def _copy(source: Path, target: Path) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit("usage: trim_results.py DIR OUT")
+        sys.exit("usage: trim_results.py DIR OUT | trim_results.py --mark DIR")
+    if sys.argv[1] == "--mark":
+        print(f"{sys.argv[2]}: {mark_copies(Path(sys.argv[2]))} runs marked")
+        sys.exit()
     folder = Path(sys.argv[1])
     if not any((folder / name).is_file() for name in ("index.json", "tune.jsonl")):
         sys.exit(f"trim_results.py: {folder} holds no study (no index.json)")

@@ -184,6 +184,7 @@ def test_trimmed_results_keep_chunks_of_the_first_valid_repeat_alone(tmp_path: P
         (tmp_path / "s" / folder).mkdir(parents=True)
         for name in ("run.json", "requests.parquet", "chunks.parquet", "engine.log"):
             (tmp_path / "s" / folder / name).write_text(f"{folder} {name}")
+        (tmp_path / "s" / folder / "run.json").write_text(json.dumps({"state": folder}))
     command = "ridgeline study studies/a.yaml --out /srv/host7/runs/a"
     index = {"order": list(states), "runs": runs, "command": command}
     (tmp_path / "s" / "index.json").write_text(json.dumps(index))
@@ -196,5 +197,8 @@ def test_trimmed_results_keep_chunks_of_the_first_valid_repeat_alone(tmp_path: P
     both = {f"{r}/{n}" for r in (*states, "cold/a-1") for n in ("run.json", "requests.parquet")}
     assert kept == {"index.json", "a-r2/chunks.parquet", *both}
     assert (out / "a-r2/chunks.parquet").read_text() == "a-r2 chunks.parquet"
+    for run in (*states, "cold/a-1"):
+        left_out = {} if run == "a-r2" else {"left_out": ["chunks.parquet"]}
+        assert json.loads((out / run / "run.json").read_text()) == {"state": run, **left_out}, run
     told = json.loads((out / "index.json").read_text())
     assert told == {**index, "command": "ridgeline study studies/a.yaml --out a"}

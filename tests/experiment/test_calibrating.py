@@ -237,6 +237,8 @@ def test_runs_without_the_times_of_chunks_teach_what_their_records_say(tmp_path)
     trimmed = tmp_path / "seqs-64-r1"
     shutil.copytree(full, trimmed)
     (trimmed / "chunks.parquet").unlink()
+    run = json.loads((trimmed / "run.json").read_text())
+    (trimmed / "run.json").write_text(json.dumps({**run, "left_out": ["chunks.parquet"]}))
     (whole,), (rest,) = read_observations([full]), read_observations([trimmed])
     assert len(whole.figures) == 8
     assert rest.figures == pytest.approx(dict(whole.figures))

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ridgeline.domain.errors import StoreError
 from ridgeline.experiment.plan import Plan, PlannedRun, plan_runs, ridgeline_version, utc_now
-from ridgeline.experiment.protocol import judge_again, recover
+from ridgeline.experiment.protocol import judge_again, priced, recover
 from ridgeline.store.files import make_folder
 from ridgeline.store.run_directory import (
     State,
@@ -145,14 +145,17 @@ def split_runs(
 def _judged_by(found: StoredRun, run: PlannedRun) -> StoredRun:
     """The run on disk under the targets and the price that the study has now; stores a change.
 
-    One whose chunks were left out keeps those that it was measured under.
+    A copy whose chunks were left out keeps the targets that it was judged by, and takes the price.
+    So does a run of which a table is missing. `incomplete` tells of both.
     """
     price = run.configuration.price_per_gpu_hour
     configuration = replace(found.meta.configuration, price_per_gpu_hour=price)
-    meta = replace(found.meta, slo=run.slo, configuration=configuration)
-    if meta == found.meta or found.unsaved is not None or found.trimmed:
+    kept = found.trimmed or found.damage is not None
+    slo = found.meta.slo if kept else run.slo
+    meta = replace(found.meta, slo=slo, configuration=configuration)
+    if meta == found.meta or found.unsaved is not None:
         return found
-    judged = judge_again(replace(found, meta=meta))
+    judged = priced(found, meta) if kept else judge_again(replace(found, meta=meta))
     write_run(judged)
     return judged
 
@@ -183,14 +186,15 @@ def judge_study_again(directory: StudyDirectory) -> StudyIndex:
     """Judge every finished run of a study again (see `judge_again`); raises StoreError.
 
     Verdicts belong to the rules, not to the measurement: when a rule changes, runs are judged from
-    their records, not measured anew.
+    their records, not measured anew. One whose tables are damaged stays as it is.
     """
     with directory.held():
         index = directory.index()
         for run_id in index.order:
             folder = directory.run_folder(run_id)
             if is_finished(folder):
-                entry = entry_of(judge_again(read_run(folder)))
+                run = read_run(folder)
+                entry = entry_of(run if run.damage is not None else judge_again(run))
                 index = index.with_run(replace(entry, outdated=index.runs[run_id].outdated))
         directory.write_index(index)
     return index

@@ -20,6 +20,7 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import summarise
 from ridgeline.domain.model import shape
 from ridgeline.domain.parts import with_parts
+from ridgeline.domain.pricing import repriced
 from ridgeline.domain.ramps import plateau_of, warmup_ttft
 from ridgeline.domain.records import MemorySink, RecordSink, RunRecords, records_from_requests
 from ridgeline.domain.resolvable import read_errors
@@ -278,8 +279,9 @@ def _accounted(
 def judge_again(run: StoredRun) -> StoredRun:
     """Figures and verdict of a stored run by today's formulas and rules; stores what changed.
 
-    A run that failed or measured nothing stays as it is, and so does one whose chunks are not
-    there: without them it would look like one that got no answer. Raises StoreError.
+    A run that failed or measured nothing stays as it is, and so does a copy whose chunks were left
+    out: without them it would look like one that got no answer. Raises StoreError, also for a run
+    of which a table is missing.
     """
     facts = run.facts
     if facts is None or run.summary is None or run.trimmed:
@@ -291,6 +293,14 @@ def judge_again(run: StoredRun) -> StoredRun:
     if judged != run:
         write_run(judged)
     return judged
+
+
+def priced(run: StoredRun, meta: RunMeta) -> StoredRun:
+    """A stored run at the price that `meta` has: what needs none of its records. Stores nothing."""
+    if run.summary is None:
+        return replace(run, meta=meta)
+    errors = {} if run.facts is None else run.facts.errors
+    return replace(run, meta=meta, summary=repriced(run.summary, meta.configuration, errors))
 
 
 def _engine_again(facts: RunFacts, folder: Path) -> RunFacts:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.slo import Slo
 from ridgeline.domain.summary import Summary
 from ridgeline.experiment.findings import FindingResult, Ratio, hold_against
+from ridgeline.experiment.incomplete import incomplete, on_other_targets
 from ridgeline.experiment.ledger import recover_study
 from ridgeline.experiment.pairs import far_apart, on_another_build, refused, same_builds
 from ridgeline.experiment.routercost import RouterCost, cost_json, router_costs
@@ -132,7 +134,8 @@ def results_of(
         measured = index.runs[run_id].state not in ("planned", "running")
         if measured and run_id not in stored and is_finished(folder):
             stored[run_id] = read_run(folder)
-    experiments = [_result(entry, index, stored) for entry in index.experiments]
+    slo = study.slo if study is not None and index.kind == "study" else None
+    experiments = [_result(entry, index, stored, slo) for entry in index.experiments]
     baseline = next((e for e in experiments if e.name == index.baseline), None)
     within = EQUAL_WITHIN if study is None else study.equal_within
     costs, told_of_costs = router_costs(experiments, within)
@@ -149,19 +152,22 @@ def results_of(
         index,
         tuple(experiments),
         tuple(_held(f, by_name, within) for f in findings if {f.first, f.second} <= set(by_name)),
-        tuple(dict.fromkeys([*warnings, *told_of_costs])),
+        tuple(dict.fromkeys([*warnings, *told_of_costs, *incomplete(tuple(stored.values()))])),
         costs,
     )
 
 
 def _result(
-    entry: ExperimentEntry, index: StudyIndex, stored: Mapping[str, StoredRun]
+    entry: ExperimentEntry,
+    index: StudyIndex,
+    stored: Mapping[str, StoredRun],
+    slo: Slo | None,
 ) -> ExperimentResult:
     entries = tuple(r for r in index.runs.values() if r.experiment == entry.name)
     runs = tuple(stored[r.run_id] for r in entries if r.run_id in stored)
     outdated = {r.run_id: OUTDATED for r in entries if r.outdated}
     now = [run for run in runs if run.meta.run_id not in outdated]
-    left_out = {**outdated, **on_another_build(now)}
+    left_out = {**outdated, **on_other_targets(now, slo), **on_another_build(now)}
     valid = [
         r.summary
         for r in runs

@@ -87,6 +87,7 @@ def single_run(report: StudyReport) -> RenderableType:
         parts += [*_client(summary), *(Text(f"note: {n}", style="dim") for n in summary.notes)]
     parts += [Text(f"{run} {'are' if ',' in run else 'is'} {state}: {why}", style="yellow")
               for run, state, why in void_lines(report) if why not in said]  # fmt: skip
+    parts += [Text(f"warning: {warning}", style="yellow") for warning in report.warnings]
     parts.append(Text(DEFINITIONS, style="dim"))
     return Group(*parts)
 

@@ -19,7 +19,15 @@ from ridgeline.domain.summary import Summary, jsonable
 from ridgeline.domain.workload import Workload
 from ridgeline.store import codec
 from ridgeline.store.files import clear_errors, make_folder, read_json, write_json
-from ridgeline.store.tables import CHUNKS, STEPS, read_tables, write_tables
+from ridgeline.store.tables import (
+    CHUNKS,
+    REQUESTS,
+    SEGMENTS,
+    STEPS,
+    broken,
+    read_tables,
+    write_tables,
+)
 
 RUN_SCHEMA = 1
 RUN_FILE, JOURNAL_FILE, ENGINE_LOG = "run.json", "journal.ridgeline", "engine.log"
@@ -67,7 +75,8 @@ class StoredRun:
 
     facts and summary are None for a run that failed before it measured anything. `unsaved` holds
     the records of a run that was recovered where nothing can be written (a full disk, a copy that
-    is read-only).
+    is read-only). `left_out`: tables that a copy was made without on purpose, by file name, as its
+    run.json says; `scripts/trim_results.py` writes it.
     """
 
     folder: Path
@@ -79,17 +88,49 @@ class StoredRun:
     events: tuple[RunEvent, ...]
     ended_at: str
     unsaved: RunRecords | None = field(default=None, repr=False, compare=False)
+    left_out: tuple[str, ...] = ()
 
     def records(self) -> RunRecords:
-        """All requests (with steps for a twin); raises StoreError when the tables are missing."""
-        return read_tables(self.folder) if self.unsaved is None else self.unsaved
+        """All requests (with steps for a twin); raises StoreError when a table is missing.
+
+        Those of a trimmed run have no chunks.
+        """
+        if self.unsaved is not None:
+            return self.unsaved
+        if self.damage is not None:
+            raise StoreError(
+                self.damage,
+                where=str(self.folder),
+                fix="copy it again, or measure again; scripts/trim_results.py marks what it leaves"
+                " out",
+            )
+        return read_tables(self.folder)
 
     @property
     def trimmed(self) -> bool:
-        """True where its chunks' times were left out of a copy: its figures cannot be had again."""
-        if self.unsaved is not None:
-            return False
-        return not ((self.folder / CHUNKS).exists() or (self.folder / STEPS).exists())
+        """True for a copy that says it leaves out its chunks: its figures cannot be had again."""
+        return self.unsaved is None and CHUNKS in self.left_out and not self._has(CHUNKS)
+
+    @property
+    def damage(self) -> str | None:
+        """Tables that should be whole and are not; None when all are, or nothing was measured.
+
+        Looks at the ends of the files alone, which tell a table that is missing or was cut off.
+        """
+        if self.unsaved is not None or self.summary is None:
+            return None
+        wanted = [REQUESTS]
+        if self._has(STEPS) or self._has(SEGMENTS):
+            wanted += [STEPS, SEGMENTS]
+        elif CHUNKS not in self.left_out:
+            twin = self.facts is not None and self.facts.source == "twin"
+            wanted += [STEPS, SEGMENTS] if twin and not self._has(CHUNKS) else [CHUNKS]
+        found = {name: broken(self.folder / name) for name in wanted}
+        words = [f"{name} {what}" for name, what in found.items() if what is not None]
+        return f"is damaged: {' and '.join(words)}" if words else None
+
+    def _has(self, name: str) -> bool:
+        return (self.folder / name).exists()
 
     @property
     def valid(self) -> bool:
@@ -141,6 +182,7 @@ def read_run(folder: Path) -> StoredRun:
             failure=None if failure is None else codec.from_plain(Failure, failure, where),
             events=tuple(codec.from_plain(RunEvent, e, where) for e in body["events"]),
             ended_at=body["ended_at"],
+            left_out=tuple(body.get("left_out", ())),
         )
     except KeyError as error:
         raise StoreError(f"is damaged: no key {error.args[0]!r}", where=where) from None
@@ -183,4 +225,5 @@ def _to_json(run: StoredRun) -> dict[str, Any]:
         "failure": None if run.failure is None else codec.to_plain(run.failure),
         "facts": None if run.facts is None else codec.to_plain(run.facts),
         "events": [codec.to_plain(e) for e in run.events],
+        **({"left_out": list(run.left_out)} if run.left_out else {}),
     }

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 REQUESTS, CHUNKS = "requests.parquet", "chunks.parquet"
 STEPS, SEGMENTS = "steps.parquet", "segments.parquet"
 TELEMETRY = "telemetry.parquet"
+_MAGIC = b"PAR1"  # a Parquet file begins and ends with it
 _PLAIN_STEP_COLUMNS = (
     "replica", "prefill_tokens", "decode_tokens", "padded_tokens", "context_tokens", "mode",
     "running", "waiting", "kv_used_blocks", "flops", "bytes_read",
@@ -119,6 +120,20 @@ def read_telemetry(folder: Path) -> tuple[TelemetryRow, ...]:
     except Exception as error:
         raise StoreError(f"is damaged or of another version ({error})", where=str(path)) from error
     return tuple(TelemetryRow(*row) for row in rows)
+
+
+def broken(path: Path) -> str | None:
+    """What is wrong with a table by its first and last bytes, in words; None for a whole one."""
+    try:
+        with path.open("rb") as table:
+            first = table.read(len(_MAGIC))
+            table.seek(-len(_MAGIC), os.SEEK_END)
+            whole = first == table.read() == _MAGIC
+    except FileNotFoundError:
+        return "missing"
+    except OSError:
+        return "cannot be read"
+    return None if whole else "cut off or overwritten"
 
 
 @dataclass(frozen=True, slots=True)
