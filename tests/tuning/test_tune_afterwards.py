@@ -124,6 +124,20 @@ def _on_vllm(base):  # type: ignore[no-untyped-def]
     return replace(base, configuration=replace(base.configuration, engine="vllm"))
 
 
+def test_a_fit_that_no_calibration_file_may_hold_does_not_end_a_tuning(tmp_path: Path) -> None:
+    from concurrent.futures import Future  # noqa: PLC0415
+
+    body = {"schema": 1, "gpu": "H200-SXM", "constants": {"step_gap_ns": 1e30}}
+    with closing(Oracle(setting_of(parse_study(STUDY)), tmp_path, cores=1)) as oracle:
+        oracle._fit = Future()
+        oracle._fit.set_result(body)
+        (expected,) = oracle.expect([Candidate()])
+    assert expected.value is not None
+    assert "the twin was not calibrated" in oracle.notes[0]
+    with closing(Oracle(setting_of(parse_study(STUDY)), tmp_path, cores=1)):
+        pass  # nor is it found when the tuning goes on
+
+
 def test_without_a_gpu_nothing_is_expected(tmp_path: Path) -> None:
     with closing(Oracle(setting(), tmp_path)) as oracle:
         (expected,) = oracle.expect([Candidate()])

@@ -28,6 +28,7 @@ from ridgeline.twin.uncertainty import (
 from ridgeline.workload.schedule import draw_schedule
 
 LEAST_S = 5.0  # window of a short run
+MOST_NS = 1e15  # eleven days: no clock of a simulation goes on for thousands of such steps
 MOST_KEPT = 256  # results of earlier calls: a study asks for each configuration once a repeat
 _known: dict[str, dict[str, float]] = {}
 
@@ -74,12 +75,13 @@ def _half_octave(value: float) -> float:
 
 
 def _errors(twin: Twin, load: Workload, doubt: Doubt) -> dict[str, float]:
+    sets = design(twin.constants, doubt.directions)
+    moved = {name for direction in doubt.directions for name in direction}
+    if any(getattr(constants, name) > MOST_NS for constants in sets for name in moved):
+        return {}
     try:
-        seen = [
-            figures(replace(twin, constants=constants), load)
-            for constants in design(twin.constants, doubt.directions)
-        ]
-    except (RidgelineError, ArithmeticError):  # constants that no float holds
+        seen = [figures(replace(twin, constants=constants), load) for constants in sets]
+    except (RidgelineError, ArithmeticError):  # constants that no clock can be run with
         return {}
     return spread(seen, doubt)
 

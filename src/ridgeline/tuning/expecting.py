@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.bands import LEVEL, TOKENS, Z, value_at
+from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.slo import Slo, parse_slo
 from ridgeline.domain.summary import Summary
@@ -213,7 +214,11 @@ class Oracle:
             return
         path = self._folder / CALIBRATION
         path.write_text(json.dumps(body) + "\n", encoding="utf-8")
-        self._take(body)
+        try:
+            self._take(body)
+        except BadInput as error:  # a fit that went far astray: it must not end one either
+            path.unlink()
+            self.notes.append(f"the twin was not calibrated: {error}")
 
     def _take(self, body: dict[str, Any]) -> None:
         known = read_calibration(self._folder / CALIBRATION)

@@ -14,7 +14,9 @@ from ridgeline.domain.hostconstants import LIMITS
 from ridgeline.domain.knobs import Calibration, Served
 
 CALIBRATION_SCHEMA = 1
-MOST_ERROR = 5.0  # a logarithm: who is off by a factor of 150 knows nothing
+# Logarithms, far beyond what a fit that went wrong writes of itself: bands that cannot be had from
+# it are told with the prediction.
+MOST_LEFT, MOST_DEVIATION = 10.0, 50.0
 ROUNDED = 0.01
 HOW = "write one with `ridgeline calibrate RUN... --json FILE`"
 
@@ -76,7 +78,7 @@ def _uncertainty(
         what = "is damaged: its covariance is none of its constants' logarithms"
         raise BadInput(what, where=str(path), fix=HOW)
     known = isinstance(left, dict) and set(left) <= {TOKENS, *LATENCIES}
-    if not known or not all(_is_number(v) and 0 <= v <= MOST_ERROR for v in left.values()):
+    if not known or not all(_is_number(v) and 0 <= v <= MOST_LEFT for v in left.values()):
         what = "is damaged: its residuals are no errors (logarithms) of a run's figures"
         raise BadInput(what, where=str(path), fix=HOW)
     rows = tuple(tuple(float(v) for v in row) for row in matrix)
@@ -101,7 +103,7 @@ def _is_covariance(matrix: Any, size: int) -> bool:
     return bool(
         np.abs(found - found.T).max() <= ROUNDED * most
         and np.diag(found).min() >= 0
-        and np.diag(found).max() <= MOST_ERROR**2
+        and np.diag(found).max() <= MOST_DEVIATION**2
         and np.linalg.eigvalsh(found).min() >= -ROUNDED * most
     )
 
