@@ -137,6 +137,15 @@ def test_an_engine_is_fresh_until_its_first_load_and_again_after_it_died() -> No
     assert starter.events.count("start 2") == 1
 
 
+def test_an_engine_that_makes_room_for_others_again_and_again_has_not_died() -> None:
+    starter = FakeStarter()
+    engine = ResidentEngine(starter)  # type: ignore[arg-type]
+    for _ in range(MOST_STARTS + 2):
+        assert load(engine, 1) == 1
+        assert load(engine, 2) == 2
+    assert starter.events.count("start 1") == MOST_STARTS + 2
+
+
 def test_asking_an_engine_beside_its_runs_is_no_load_of_it() -> None:
     starter = FakeStarter()
     engine = kept(starter, (1, 2))

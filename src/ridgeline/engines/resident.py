@@ -207,6 +207,8 @@ class ResidentEngine:
 
     def _take_down(self, keys: Sequence[str]) -> None:
         slots = [self._slots[k] for k in keys if self._slots[k].endpoint is not None]
+        for slot in slots:
+            slot.starts -= slot.up  # it makes room: a start that did not end in a death
         threads = [threading.Thread(target=slot.stack.close) for slot in slots]
         for thread in threads:
             thread.start()

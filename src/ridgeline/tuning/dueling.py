@@ -240,6 +240,8 @@ def turned(pair: Against) -> Against:
 
 def interval(steps: Sequence[float]) -> tuple[float, float, float] | None:
     """(mean, low, high) of values from their logarithms, Student's t; None with fewer than two."""
+    if len(steps) < 2:
+        return None
     low, mean, high = t_interval(steps)
     if low is None or high is None:
         return None
