@@ -31,8 +31,13 @@ ROOT = Path(__file__).parents[2]
 LEFT_OUT = "the times of their chunks were left out of this copy"
 
 
-def go(folder: Path, price: float | None = 2.0, slo: Slo = TARGETS) -> list[str]:
-    """Two experiments of two repeats, as far as they are not there; returns what was started."""
+def go(
+    folder: Path, price: float | None = 2.0, slo: Slo = TARGETS, only: str | None = None
+) -> list[str]:
+    """Two experiments of two repeats, as far as they are not there; returns what was started.
+
+    `only`: as with --only, one of the two is asked for.
+    """
     workload = Workload(
         Arrivals(users=8), Prompts(Lengths(20, 0.5)), Outputs(Lengths(30, 0.5)),
         duration_s=20.0, warmup_s=2.0, seed=7,
@@ -47,12 +52,15 @@ def go(folder: Path, price: float | None = 2.0, slo: Slo = TARGETS) -> list[str]
         for name, speed in (("a", 100), ("b", 200))
     )
     engine = FakeEngine()
+    whole = Plan("s", "study", "a", experiments, slo, 2)
+    asked = tuple(e for e in experiments if only in (None, e.name))
     run_plan(
-        Plan("s", "study", "a", experiments, slo, 2),
+        replace(whole, experiments=asked),
         StudyDirectory(folder),
         lambda name: engine,
         SilentStudyWatch(),
         command="ridgeline study s.yaml",
+        whole=whole,
     )
     return engine.started
 
@@ -87,6 +95,20 @@ def test_a_new_price_reaches_trimmed_runs_too(tmp_path: Path) -> None:
         assert after.summary is not None
         assert run.summary is not None
         assert after.summary.ttft_s == run.summary.ttft_s
+
+
+def test_a_new_price_and_new_targets_reach_runs_that_are_not_asked_for(tmp_path: Path) -> None:
+    """With --only the others stay in the table: they must not stand there at the old price."""
+    go(tmp_path)
+    before = {n: usd(read_run(tmp_path / n)) for n in ("a-r1", "b-r2")}
+    assert go(tmp_path, price=20.0, slo=parse_slo("itl_p95_ms=40"), only="b") == []
+    for name, spent in before.items():
+        after = read_run(tmp_path / name)
+        assert usd(after) == pytest.approx([10 * value for value in spent]), name
+        assert str(after.meta.slo.limits[0]) == "itl_p95_ms=40"
+    index = StudyDirectory(tmp_path).index()
+    assert not [e for e in index.runs.values() if e.outdated]
+    assert {e.state for e in index.runs.values()} == {"done"}
 
 
 def test_a_price_that_comes_and_goes_gives_a_trimmed_run_the_costs_of_a_whole_one(

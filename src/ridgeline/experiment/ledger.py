@@ -83,21 +83,29 @@ def _others_on_disk(
     """Runs beside the planned ones that were measured before.
 
     Outdated are those that the whole study, with as many repeats as there are, would do otherwise.
+    The others stand in one table with the planned ones: they too take today's targets and price.
     """
     found = {
-        e.run_id: e
+        e.run_id: (e, run)
         for e in earlier.runs.values()
-        if e.run_id not in planned and recover(directory.run_folder(e.run_id)) is not None
+        if e.run_id not in planned and (run := recover(directory.run_folder(e.run_id))) is not None
     }
     if not found:
         return {}
-    repeats = max(e.repeat for e in found.values())
+    repeats = max(e.repeat for e, _ in found.values())
     every = tuple(replace(e, repeats=None) for e in whole.experiments)
     full = replace(whole, repeats=repeats, experiments=every)
-    now = {r.run_id: r.fingerprint for r in plan_runs(full)}
-    return {
-        run_id: replace(e, outdated=now.get(run_id) != e.fingerprint) for run_id, e in found.items()
-    }
+    now = {r.run_id: r for r in plan_runs(full)}
+    return {run_id: _other(e, run, now.get(run_id)) for run_id, (e, run) in found.items()}
+
+
+def _other(entry: RunEntry, stored: StoredRun, now: PlannedRun | None) -> RunEntry:
+    """The entry of a run that is not asked for; `now`: what the study would do in its place."""
+    if now is None or now.fingerprint != entry.fingerprint:
+        return replace(entry, outdated=True)
+    if stored.meta.fingerprint != entry.fingerprint:
+        return replace(entry, outdated=False)
+    return entry_of(_judged_by(stored, now))
 
 
 def _experiments(
