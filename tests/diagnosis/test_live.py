@@ -133,7 +133,7 @@ def test_one_that_hangs_and_one_that_talks_nonsense_do_not_hold_up_the_others(
             assert row.attainment == 1.0
         assert not first.up
         assert not nonsense.up
-        assert nonsense.trouble == "no page of engine metrics"
+        assert nonsense.trouble == ("no page of engine metrics (HTML: a proxy or a login page?)")
         assert not nobody.up
         _check_page(render(pool.now()), up=2)
 

@@ -45,6 +45,7 @@ def answering(body: str) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+        thread.join(5)
 
 
 class Clock:
@@ -84,6 +85,7 @@ def test_a_watch_finds_a_hung_engine_and_tells_how_long(
         for _ in range(int(120 / interval_s) + 1):
             pool.replicas[0]._look()
             clock.sleep(interval_s)
+        pool.replicas[0]._close()
         (row,) = pool.now()
     assert row.findings[0].id == "hung"
     assert row.evidence is not None

@@ -108,8 +108,8 @@ def doctor(
     from ridgeline.cli.doctor_page import page  # noqa: PLC0415
     from ridgeline.diagnosis.ranking import diagnose  # noqa: PLC0415
 
-    if save is not None and save.exists() and not save.is_dir():
-        raise BadInput("is a file, and a folder is needed", where=str(save), fix="give a folder")
+    if save is not None:
+        _made(save)
     ensure_json_target(json, Path())
     known = known_from(study, model, gpu, log or [])
     tuned = None
@@ -182,6 +182,19 @@ def _check_source(
         )
     if match and not prometheus:
         raise BadInput("needs --prometheus URL", where="--match and --gpu-match")
+
+
+def _made(folder: Path) -> None:
+    """The folder for what is kept, before there is anything to keep. Raises BadInput."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput("is a file, and a folder is needed", where=str(folder), fix="give a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise BadInput(
+            f"cannot be made ({why})", where=str(folder), fix="give another folder"
+        ) from None
 
 
 def known_from(study: Path | None, model: str | None, gpu: str | None, logs: list[Path]) -> "Known":
@@ -277,6 +290,9 @@ def _from_servers(
     evidence = replace(
         evidence,
         gpu_page=gpu_metrics is not None,
+        servers=len(addresses),
+        unread=seen.unread,
+        sick=seen.sick,
         cores={**evidence.cores, **seen.cores},
     )
     if save is not None:

@@ -150,6 +150,18 @@ class Account:
         return (made + prompt) / self.steps
 
     @cached_property
+    def made_per_step(self) -> float | None:
+        """Tokens of answers that an engine makes in a mean step: of its budget the first part."""
+        made = self.evidence.generation_tokens
+        return None if not self.steps or made is None else made / self.steps
+
+    @cached_property
+    def prompt_tokens_per_step(self) -> float | None:
+        """Prompt tokens that an engine computes in a mean step."""
+        prompt = self.computed_prompt_tokens
+        return None if not self.steps or prompt is None else prompt / self.steps
+
+    @cached_property
     def recomputed_share(self) -> float:
         """Share of the prompt work that is done again after preemption, at most.
 
@@ -224,7 +236,7 @@ class Account:
     # -- why requests wait
 
     def waits_for(self, engine: EngineLevels) -> str | None:
-        """What an engine's waiting requests wait for: slots, kv or budget; None without a queue."""
+        """What an engine's queue waits for: slots, kv, budget, or either (slots or budget)."""
         if engine.waiting is None or engine.waiting.mean < WAITS or engine.running is None:
             return None
         full = engine.kv_use is not None and engine.kv_use.high >= KV_FULL
@@ -232,22 +244,25 @@ class Account:
             return "slots"
         if full or engine.preemptions:
             return "kv"
-        return "slots" if self._budget_is_free(engine.running) else "budget"
+        return self._slots_or_budget(engine.running)
 
-    def _budget_is_free(self, running: Level) -> bool:
-        """No budget is so small as the steps are: what is full can only be the slots.
+    def _slots_or_budget(self, running: Level) -> str:
+        """Which of the two is full, where memory is free: by the prompt tokens of a mean step.
 
         Known slots must all have been taken in some reading. Not in each: a page is rendered when
         the API server has time for it, which is when some of a batch of short requests have ended.
+        "either" where neither is known and prompts are no small part of a step.
         """
-        tokens, known = self.tokens_per_step, self.evidence.known
-        if tokens is None or tokens >= SMALL_STEP:
-            return False
-        if known.max_num_seqs is None:
-            return True
-        budget = known.max_num_batched_tokens
-        small = budget is None or tokens < budget / 2
-        return small and running.high >= known.max_num_seqs
+        prompt, known = self.prompt_tokens_per_step, self.evidence.known
+        slots, budget = known.max_num_seqs, known.max_num_batched_tokens
+        room = None if budget is None else max(1.0, budget - (self.made_per_step or 0.0))
+        small = prompt is not None and prompt < SMALL_STEP  # no budget is so small
+        free = prompt is not None and (small if room is None else prompt < room / 2)
+        if slots is not None:
+            return "slots" if small and free and running.high >= slots else "budget"
+        if free:
+            return "slots"
+        return "either" if budget is None or prompt is None else "budget"
 
     def slots_full(self, engine: EngineLevels) -> bool:
         """Whether all slots are taken: known ones, or a number that stays where it is."""

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, isnan
 
 from ridgeline.telemetry.prometheus import Scrape, difference
 
@@ -85,10 +85,10 @@ def between(before: Scrape, after: Scrape, name: str) -> Distribution | None:
     old = {_key(s.labels): s.value for s in before.series(f"{name}_bucket")}
     upto: dict[float, float] = {}
     for series in after.series(f"{name}_bucket"):
-        was = old.get(_key(series.labels), 0.0)
+        was, edge = old.get(_key(series.labels), 0.0), edge_of(series.labels)
         grown = series.value - was if series.value >= was else series.value
-        edge = float(series.labels["le"])
-        upto[edge] = upto.get(edge, 0.0) + grown
+        if edge is not None and isfinite(grown):
+            upto[edge] = upto.get(edge, 0.0) + grown
     if not upto:
         count = difference(before, after, f"{name}_count")
         return None if count is None else Distribution((inf,), (count,), total)
@@ -109,6 +109,15 @@ def merged(parts: Sequence[Distribution]) -> Distribution | None:
     edges = tuple(sorted(counts))
     whole = sum(totals) if len(totals) == len(parts) else None
     return Distribution(edges, tuple(counts[e] for e in edges), whole)
+
+
+def edge_of(labels: Mapping[str, str]) -> float | None:
+    """A bucket's upper end; None where it does not tell one."""
+    try:
+        edge = float(labels.get("le", ""))
+    except ValueError:
+        return None
+    return None if isnan(edge) else edge
 
 
 def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -138,6 +138,8 @@ class Evidence:
     """Figures of `span_s` seconds. Counts are of the span and of all engines together.
 
     restarts: times the server began anew in between. lost: scrapes that could not be had.
+    requests ended well, `aborted` were given up, `failed` ended in an error. Of `servers` asked,
+    `unread` told no page to the end and the /health of `sick` says 500 or more.
     mixed: the readings are of several servers in turn. stood_still_s: the longest of its engines'.
     rates_known: two readings or more, at known times. aliases: present name -> older one found.
     transferred: bytes that KV connectors brought. cores: role -> CPU cores taken.
@@ -155,6 +157,7 @@ class Evidence:
     kv_use: Level | None = None
     requests: float | None = None
     aborted: float | None = None
+    failed: float | None = None
     prompt_tokens: float | None = None
     generation_tokens: float | None = None
     steps: float | None = None
@@ -175,6 +178,9 @@ class Evidence:
     lost: int = 0
     stood_still_s: float = 0.0
     mixed: bool = False
+    unread: tuple[str, ...] = ()
+    sick: tuple[str, ...] = ()
+    servers: int = 1
     aliases: Mapping[str, str] = field(default_factory=dict)
     router: RouterSigns | None = None
     probe: ProbeResult | None = None

@@ -14,7 +14,7 @@ from ridgeline.diagnosis.evidence import (
     Known,
     Level,
 )
-from ridgeline.diagnosis.lives import RETURNS, in_turn, without_ended
+from ridgeline.diagnosis.lives import RETURNS, came_late, in_turn, without_ended
 from ridgeline.diagnosis.stillness import DONE as _DONE
 from ridgeline.diagnosis.stillness import LEFT, StillClock, with_stillness
 from ridgeline.diagnosis.stillness import engine_name as _engine
@@ -54,9 +54,10 @@ def gather(
     pages = [in_vllm_words(page) for page in raw]
     times = [s.at_s for s in had]
     span = _span(times)
-    reading = _Reading(pages)
+    server = engine_of(raw[-1])
+    reading = _Reading(pages, complete=server == "vllm")
     evidence = Evidence(
-        server=engine_of(raw[-1]), span_s=span, scrapes=len(pages),
+        server=server, span_s=span, scrapes=len(pages),
         known=_from_page(known, pages[-1]), engines=reading.engines(),
         running=reading.level("vllm:num_requests_running"),
         waiting=reading.level("vllm:num_requests_waiting"),
@@ -121,11 +122,13 @@ def _span(times: Sequence[float | None]) -> float:
 class _Reading:
     """Pages in order, split where a server began anew: there all that it shows is new.
 
-    `mixed`: they are of several servers in turn, of which no difference says anything.
+    complete: every count is on the server's page from its start. `mixed`: the pages are of several
+    servers in turn, of which no difference says anything.
     """
 
-    def __init__(self, pages: Sequence[Scrape]) -> None:
+    def __init__(self, pages: Sequence[Scrape], *, complete: bool) -> None:
         self.pages = pages
+        self.complete = complete
         self.spans: list[tuple[Scrape, Scrape]] = []
         self.restarts = 0
         first = 0
@@ -157,7 +160,7 @@ class _Reading:
 
     def count(self, name: str, keep: Callable[[Series], bool] | None = None) -> float | None:
         """A counter's growth, over restarts; None when the last page does not have it."""
-        if len(self.pages) < 2 or self.mixed or not _kept(self.pages[-1], name, keep):
+        if len(self.pages) < 2 or self._untold(name) or not _kept(self.pages[-1], name, keep):
             return None
         grown = [
             difference(_only(before, name, keep), _only(after, name, keep), name)
@@ -166,10 +169,16 @@ class _Reading:
         told = [g for g in grown if g is not None]
         return sum(told) if told else None
 
+    def _untold(self, name: str) -> bool:
+        """Whether the first page does not tell a count that the last one has."""
+        first, last = self.pages[0], self.pages[-1]
+        return self.mixed or (self.complete and not self.restarts and came_late(first, last, name))
+
     def counts(self) -> dict[str, Any]:
         """Evidence's counts."""
         found: dict[str, Any] = {field: self.count(name) for field, name in _COUNTS.items()}
         found["requests"] = self.count(_DONE, lambda s: s.labels.get("finished_reason") not in LEFT)
+        found["failed"] = self.count(_DONE, lambda s: s.labels.get("finished_reason") == "error")
         found["aborted"] = self.count(_DONE, lambda s: s.labels.get("finished_reason") == "abort")
         sources = {s.labels.get("source", "?") for s in self.pages[-1].series(_SOURCES)}
         by_source = {source: self.count(_SOURCES, _from(source)) for source in sorted(sources)}
@@ -185,6 +194,8 @@ class _Reading:
         return Histograms(**{field: self._histogram(n) for field, n in _HISTOGRAMS.items()})
 
     def _histogram(self, name: str) -> Distribution | None:
+        if self._untold(f"{name}_count"):
+            return None
         parts = [between(before, after, name) for before, after in self.spans]
         return merged([p for p in parts if p is not None])
 

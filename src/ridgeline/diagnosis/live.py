@@ -26,6 +26,7 @@ WINDOW_S = 30.0
 LEAST = 2  # readings are kept, however long ago: differences need two
 KEPT = 7  # readings of the window that are looked at, the first and the last among them
 PAGE_BYTES = 8 << 20
+HTML = " (HTML: a proxy or a login page?)"
 _READER = QuickReader(WANTED)
 _GPU_READER = QuickReader(GPU_FIELDS)
 
@@ -146,7 +147,8 @@ class Replica:
             self.trouble = str(error) or type(error).__name__
             return
         if not page.samples:
-            self.trouble = "no page of engine metrics"
+            html = text.lstrip().startswith("<")
+            self.trouble = f"no page of engine metrics{HTML if html else ''}"
             return
         now = time.monotonic()
         with self._lock:
@@ -161,6 +163,8 @@ class Replica:
         connection.request("GET", f"{self._address.path}/metrics", headers=self._headers)
         reply = connection.getresponse()
         body = reply.read(PAGE_BYTES)
+        if len(body) >= PAGE_BYTES:
+            raise ValueError(f"its page has more than {PAGE_BYTES >> 20} MiB")
         if reply.status != 200:
             raise ValueError(f"HTTP {reply.status}")
         if reply.will_close or not reply.isclosed():
@@ -219,7 +223,15 @@ class Pool:
 
     def now(self) -> list[Now]:
         """Every replica as it is now; never waits for one."""
-        return [self._one(replica) for replica in self.replicas]
+        return [self._guarded(replica) for replica in self.replicas]
+
+    def _guarded(self, replica: Replica) -> Now:
+        """What no rule expected on the page of one replica is no reason to show the others less."""
+        try:
+            return self._one(replica)
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            why = f"its page is not understood ({type(error).__name__}: {error})"
+            return Now(replica.name, False, replica.silent_s, why)
 
     def _one(self, replica: Replica) -> Now:
         silent, trouble = replica.silent_s, replica.trouble

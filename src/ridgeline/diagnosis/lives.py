@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from ridgeline.diagnosis.stillness import engine_name
 from ridgeline.telemetry.prometheus import COUNTERS, STARTED, Scrape, Series
 
 RETURNS = 2  # times that a count must fall: one fall is a restart
@@ -21,6 +22,18 @@ def without_ended(before: Scrape, after: Scrape) -> Scrape:
         name: kept for name, series in before.samples.items()
         if (kept := tuple(s for s in series if _target(s) not in ended))
     })  # fmt: skip
+
+
+def came_late(first: Scrape, last: Scrape, name: str) -> bool:
+    """Whether a page of a running server lacks a count that a later one has: it was cut.
+
+    vLLM shows every count from its start; an engine that the first page does not show began since.
+    """
+    late = {engine_name(s) for s in last.series(name)} - {
+        engine_name(s) for s in first.series(name)
+    }
+    running = {engine_name(s) for s in first.series("vllm:num_requests_running")}
+    return bool(late & running) or bool(late and not running)
 
 
 def in_turn(pages: Sequence[Scrape]) -> bool:

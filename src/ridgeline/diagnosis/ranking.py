@@ -20,16 +20,17 @@ from ridgeline.diagnosis.rules import (
 
 Rule = Callable[[Evidence], Iterable[Finding]]
 RULES: tuple[Rule, ...] = (
-    alive.several_servers, alive.hung, alive.unanswered, alive.page_absent,
-    memory.kv_below_context, caching.transfer, balance.router_blind, balance.imbalance,
-    slots.batch_ceiling, memory.kv_memory,
+    alive.unhealthy, alive.unreachable, alive.several_servers, alive.hung, alive.unanswered,
+    alive.page_absent, memory.kv_below_context, caching.transfer, balance.router_blind,
+    balance.imbalance, slots.batch_ceiling, slots.slots_or_budget, memory.kv_memory,
     prompts.token_budget, prompts.prefill_stalls, host.eager, host.above_graphs, host.engine_core,
     host.api_server, speculation.speculation, gpu.near_bound, traffic.mixed_classes,
-    traffic.priority, traffic.between, gpu.low_load, traffic.clients_leave, caching.prefix_cache,
-    alive.restarted, alive.pages_lost, alive.gpu_telemetry, alive.stats_off, alive.older_names,
+    traffic.requests_fail, traffic.priority, traffic.between, gpu.low_load, traffic.clients_leave,
+    caching.prefix_cache, alive.restarted, alive.pages_lost, alive.gpu_telemetry, alive.stats_off,
+    alive.older_names,
 )  # fmt: skip
 # What stands still makes a queue that none of the limits explains.
-_STILL = frozenset({"hung", "stale-gauges", "kv-below-context"})
+_STILL = frozenset({"hung", "stale-gauges", "unhealthy", "kv-below-context"})
 _ORDER = {"fault": 0, "limit": 1, "fine": 2, "note": 3}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ridgeline.diagnosis.gathering import Snapshot
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.secrets import MASK, looks_secret, mask, secret_name
-from ridgeline.telemetry.prometheus import Scrape, parse_metrics
+from ridgeline.telemetry.prometheus import Scrape, parse_metrics, whole_lines
 
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _AT = re.compile(r"^# ridgeline: read at ([0-9.]+)$", re.MULTILINE)
@@ -31,7 +31,7 @@ def label_masked(name: str, value: str) -> str:
 def parsed(text: str, where: str) -> Scrape:
     """A page as a Scrape, its secrets masked. Raises BadInput for what is no page of metrics."""
     try:
-        page = parse_metrics(masked(text))
+        page = parse_metrics(masked(whole_lines(text)))
     except (ValueError, KeyError, IndexError) as error:
         raise BadInput(
             f"is no page of metrics ({str(error) or type(error).__name__})",

@@ -14,17 +14,24 @@ from ridgeline.telemetry.prometheus import Scrape, merged
 PAGES = ("/metrics", "/prometheus/metrics")  # the second is TensorRT-LLM's
 TIMEOUT_S = 5.0
 MOST_READINGS = 61
+SICK = 500  # a status of /health from which on the engine is dead; 404: it has no such page
 
 
 @dataclass(slots=True)
 class Watched:
-    """What was read: snapshots, CPU cores by role (a server on this machine), pages as text."""
+    """What was read: snapshots, CPU cores by role (a server on this machine), pages as text.
+
+    unread: servers whose pages were not had, most of the time or at the end. sick: those whose
+    /health says SICK or more.
+    """
 
     snapshots: list[Snapshot] = field(default_factory=list)
     cores: dict[str, float] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     gpu_pages: list[Scrape] = field(default_factory=list)
     trouble: str | None = None
+    unread: tuple[str, ...] = ()
+    sick: tuple[str, ...] = ()
 
 
 class Server:
@@ -48,7 +55,9 @@ class Server:
             if status == 200 and not body.lstrip().startswith((b"{", b"[", b"<")):
                 self._path = path
                 return body.decode("utf-8", errors="replace")
-            self.trouble = self.trouble or f"{self.address.url}{path}: HTTP {status}"
+            html = status == 200 and body.lstrip().startswith(b"<")
+            what = "a web page (HTML), of a proxy or a login?" if html else f"HTTP {status}"
+            self.trouble = self.trouble or f"{self.address.url}{path}: {what}"
         return None
 
     def health(self) -> int | None:
@@ -74,29 +83,40 @@ def watch(
     servers = [Server(address, headers) for address in addresses]
     steps = max(1, min(MOST_READINGS - 1, round(seconds)))
     found = Watched()
+    rows: list[_Row] = []
     clock = _clock_of(addresses)
     begun = time.monotonic()
     for step in range(steps + 1):
         time.sleep(max(0.0, begun + step * seconds / steps - time.monotonic()))
-        found.snapshots.append(_snapshot(servers, found, with_health=step in (0, steps)))
+        rows.append(_row(servers, found, with_health=step in (0, steps)))
         if clock is not None:
             clock.look()
         page = None if gpu is None else gpu()
         if page is not None:
             found.gpu_pages.append(page)
         said(step, steps)
-        if step == 0 and found.snapshots[0].page is None and found.snapshots[0].health is None:
+        if step == 0 and not any(rows[0].pages) and not any(rows[0].health):
             break  # nobody is there
     if clock is not None:
         found.cores = clock.cores()
+    _put_together(servers, rows, found)
     found.trouble = next((s.trouble for s in servers if s.trouble is not None), None)
     return found
 
 
-def _snapshot(servers: Sequence[Server], found: Watched, *, with_health: bool) -> Snapshot:
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One reading of all servers."""
+
+    at_s: float
+    pages: list[Scrape | None]
+    health: list[int | None]
+
+
+def _row(servers: Sequence[Server], found: Watched, *, with_health: bool) -> _Row:
     texts = [server.read() for server in servers]
     at = time.monotonic()
-    health = servers[0].health() if with_health else None
+    health = [server.health() if with_health else None for server in servers]
     pages: list[Scrape | None] = []
     for text, server in zip(texts, servers, strict=True):
         try:
@@ -105,8 +125,29 @@ def _snapshot(servers: Sequence[Server], found: Watched, *, with_health: bool) -
             server.trouble = str(error)
             pages.append(None)
     found.texts += [stamped(text, time.time()) for text in texts if text is not None]
-    page = pages[0] if len(pages) == 1 else merged(pages)
-    return Snapshot(at, page, health)
+    return _Row(at, pages, health)
+
+
+def _put_together(servers: Sequence[Server], rows: Sequence[_Row], found: Watched) -> None:
+    """Readings of all servers as one each time, without those that mostly or at last told none.
+
+    These are named, and the others are looked at all the same.
+    """
+    gone = {
+        place for place in range(len(servers))
+        if rows[-1].pages[place] is None
+        or 2 * sum(row.pages[place] is None for row in rows) > len(rows)
+    }  # fmt: skip
+    without = gone if len(gone) < len(servers) else set()
+    for row in rows:
+        page = row.pages[0] if len(servers) == 1 else merged(row.pages, without)
+        told = [status for status in row.health if status is not None]
+        found.snapshots.append(Snapshot(row.at_s, page, max(told, default=None)))
+    found.unread = tuple(servers[place].address.url for place in sorted(gone))
+    found.sick = tuple(
+        server.address.url for server, status in zip(servers, rows[-1].health, strict=True)
+        if (status or 0) >= SICK
+    )  # fmt: skip
 
 
 def _clock_of(addresses: Sequence[Address]) -> RoleClock | None:

@@ -7,7 +7,7 @@ was not measured: its sum is None too.
 
 import http.client
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -121,13 +121,24 @@ def fetch_metrics(
         connection.close()
 
 
-def merged(scrapes: Sequence[Scrape | None]) -> Scrape | None:
+def whole_lines(text: str) -> str:
+    """A page without what stands behind its last line end: a line that was cut says a wrong number.
+
+    The format wants a line end behind the last line.
+    """
+    return text[: text.rfind("\n") + 1]
+
+
+def merged(scrapes: Sequence[Scrape | None], without: Collection[int] = ()) -> Scrape | None:
     """One reading of several servers: a label `target` keeps their series apart.
 
-    None when one could not be read, because sums would then be too small.
+    None when one could not be read, because sums would then be too small; but for those that are
+    left out on purpose (`without`: their places).
     """
     samples: dict[str, list[Series]] = {}
     for target, scrape in enumerate(scrapes):
+        if target in without:
+            continue
         if scrape is None:
             return None
         for name, found in scrape.samples.items():

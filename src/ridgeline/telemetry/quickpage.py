@@ -8,7 +8,7 @@ be is skipped too: a page that is nonsense has no metrics.
 import re
 from collections.abc import Iterable
 
-from ridgeline.telemetry.prometheus import Scrape, Series
+from ridgeline.telemetry.prometheus import Scrape, Series, whole_lines
 
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
@@ -25,7 +25,7 @@ class QuickReader:
     def read(self, text: str) -> Scrape:
         """The wanted metrics of the page; an empty Scrape without any."""
         found: dict[str, list[Series]] = {}
-        for name, labels, value in self._line.findall(text):
+        for name, labels, value in self._line.findall(whole_lines(text)):
             if name.endswith("_created"):
                 continue
             try:

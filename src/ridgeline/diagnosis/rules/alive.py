@@ -9,6 +9,7 @@ from ridgeline.diagnosis.rules.memory import stuck
 from ridgeline.diagnosis.wording import queue_facts
 
 STALLED_S = 20.0  # the longest step seen on a GPU took 3 s; clearly below a look of 30 s
+SICK = 500  # of /health: 404 and the like only say that there is no such page
 PAUSED_S = 5.0  # from here on it is said, without being sure
 
 STALE = ("or it idles: after an abort of its last requests vLLM's gauges show them until the next"
@@ -97,6 +98,34 @@ def _health(e: Evidence) -> list[Fact]:
     if e.health is None:
         return []
     return [Fact("health", float(e.health), f"/health says {e.health}")]
+
+
+def unhealthy(e: Evidence) -> Iterable[Finding]:
+    """/health says that the engine is dead, whatever its last page shows."""
+    if not e.sick and (e.health or 0) < SICK:
+        return
+    who = "" if e.servers == 1 else f" of {', '.join(e.sick)}"
+    yield Finding(
+        "unhealthy", f"the engine is dead: /health{who} says {e.health}", "fault", 1.0,
+        "dead engine", (*_health(e), *queue_facts(e)), "high",
+        (Try("restart", "the server, once its log is kept: it tells why the engine ended", None,
+             why_no_gain="it answers nothing"),),
+        (Wont("any knob", "nothing is computed"),),
+    )  # fmt: skip
+
+
+def unreachable(e: Evidence) -> Iterable[Finding]:
+    """Replicas whose pages were not had; the others are diagnosed without them."""
+    if not e.unread or not e.scrapes or e.servers == 1:
+        return
+    names = ", ".join(e.unread)
+    yield Finding(
+        "unreachable", f"{len(e.unread)} of {e.servers} replicas tell nothing: {names}", "fault",
+        len(e.unread) / e.servers, "replicas that do not answer",
+        (Fact("unread", names, "what follows is of the others alone"),), "high",
+        (Try("the replica", "see whether it runs and its URL is right", None,
+             why_no_gain="nothing is known of it"),),
+    )  # fmt: skip
 
 
 def several_servers(e: Evidence) -> Iterable[Finding]:

@@ -28,7 +28,9 @@ def token_budget(e: Evidence) -> Iterable[Finding]:
     if tokens is not None:
         of = "" if budget is None else f" of max_num_batched_tokens {budget}"
         facts.append(Fact("tokens_per_step", tokens, f"{tokens:.0f} tokens a step{of}"))
-    full = budget is not None and tokens is not None and tokens >= 0.5 * budget
+    prompt, made = account.prompt_tokens_per_step, account.made_per_step or 0.0
+    full = budget is not None and prompt is not None and prompt >= 0.5 * (budget - made)
+    slots = e.known.max_num_seqs
     bound = account.share_of_bound
     if bound is not None:
         facts.append(Fact("share_of_bound", bound, f"the step is at {bound:.0%} of the roofline"))
@@ -41,10 +43,10 @@ def token_budget(e: Evidence) -> Iterable[Finding]:
                          why_no_gain="its present value is not known"))  # fmt: skip
     yield Finding(
         "token-budget",
-        f"prompts wait for room in the step: {share:.0%} of the requests queue with slots and KV"
-        " memory free",
+        f"prompts wait for room in the step: {share:.0%} of the requests queue with "
+        + ("" if slots is None else "slots and ") + "KV memory free",
         "limit", share, "prefill budget", tuple(facts), "high" if full else "medium", tuple(tries),
-        (Wont("max_num_seqs", "slots are free"),
+        (*(() if slots is None else (Wont("max_num_seqs", "slots are free"),)),
          Wont("max_num_partial_prefills", "not an answer in vLLM 0.21 (other values than 1 are"
               " refused) nor 0.33 (gone)")),
     )  # fmt: skip
@@ -57,7 +59,8 @@ def prefill_stalls(e: Evidence) -> Iterable[Finding]:
     if gaps is None or not gaps.count or not gaps.total or lengths is None:
         return
     usual = gaps.quantile(0.5)
-    assert usual is not None
+    if usual is None:
+        return
     limit = max(STALL_LEAST_S, STALL_TIMES * min(usual[1], gaps.mean or usual[1]))
     stalled = gaps.sum_above(limit) / gaps.total
     longest = lengths.estimate(0.99)

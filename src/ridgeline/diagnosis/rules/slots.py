@@ -42,6 +42,23 @@ def batch_ceiling(e: Evidence) -> Iterable[Finding]:
     )
 
 
+def slots_or_budget(e: Evidence) -> Iterable[Finding]:
+    """Requests wait with memory free, and neither the slots nor the budget are known."""
+    account = Account(e)
+    share = account.queue_share_of("either")
+    if not share or account.imbalance is not None:
+        return
+    why = "which of the two is full is not known: give --study or --log"
+    yield Finding(
+        "slots-or-budget", f"{share:.0%} of the requests wait with KV memory free: for a slot or"
+        " for room in the step", "limit", share, "slots or prefill budget",
+        (*queue_facts(e), *kv_facts(e)), "low",
+        (Try("max_num_seqs", "more, if as many run as it says", None, why_no_gain=why),
+         Try("max_num_batched_tokens", "more, if fewer run", None, why_no_gain=why)),
+        tuple(_wont(e)),
+    )  # fmt: skip
+
+
 def _seen(e: Evidence) -> float:
     """Requests that run on the fullest engine while others wait."""
     levels = [g.running_queued or g.running for g in e.engines]

@@ -11,6 +11,8 @@ from ridgeline.diagnosis.wording import ms, queue_facts
 FAR = 8.0  # times the median: another kind of request
 FEW, MUCH = 0.35, 0.4  # so few requests have so much of the tokens
 LEAVE = 0.05  # share of requests that their clients gave up
+LEAVE_MUCH = 0.25  # of them: nobody would call that fine
+FEW_ENDS = 3.0  # requests: fewer may be anything
 BETWEEN_SHARE, BETWEEN_LEAST_S = 0.10, 0.02
 
 
@@ -80,17 +82,35 @@ def priority(e: Evidence) -> Iterable[Finding]:
         )  # fmt: skip
 
 
+def requests_fail(e: Evidence) -> Iterable[Finding]:
+    """Requests end in an error of the server's."""
+    if not e.failed or e.failed < FEW_ENDS:
+        return
+    share = e.failed / (e.failed + (e.requests or 0.0) + (e.aborted or 0.0))
+    if share < LEAVE:
+        return
+    yield Finding(
+        "requests-fail", f"{share:.0%} of the requests end in an error", "fault", share, "errors",
+        (Fact("failed_share", share, f"{e.failed:.0f} failed, {e.requests or 0:.0f} answered"),),
+        "high",
+        (Try("the server's log", "it names the error", None,
+             why_no_gain="no knob is known to matter"),),
+    )  # fmt: skip
+
+
 def clients_leave(e: Evidence) -> Iterable[Finding]:
     """Clients hang up before their answer is complete: work for nothing."""
-    if e.aborted is None or e.requests is None or e.aborted < 3:
+    if e.aborted is None or e.requests is None or e.aborted < FEW_ENDS:
         return
     share = e.aborted / (e.aborted + e.requests)
     if share < LEAVE:
         return
+    much = share >= LEAVE_MUCH
     yield Finding(
         "clients-leave", f"{share:.0%} of the requests are given up by their clients",
-        "note", 0.0, "", (Fact("aborted_share", share, f"{e.aborted:.0f} aborted,"
-                               f" {e.requests:.0f} answered"),), "high",
+        "fault" if much else "note", share if much else 0.0, "clients that leave" if much else "",
+        (Fact("aborted_share", share, f"{e.aborted:.0f} aborted, {e.requests:.0f} answered (of some"
+              " releases of vLLM the abort counter does not move)"),), "high",
         (Try("time-outs of clients and proxies", "longer than the slowest answer, or a limit on the"
              " queue (max_num_queued_reqs, vLLM 0.33)", None,
              why_no_gain="what clients do then is not known"),),
