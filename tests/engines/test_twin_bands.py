@@ -101,3 +101,14 @@ def test_a_band_is_log_normal_around_the_figure() -> None:
     assert set(bands_of(bare, {TOKENS: 0.1, "ttft_s.mean": 0.2})) == {
         "cost.usd_per_million_output_tokens", "cost.usd_per_thousand_requests"
     }  # fmt: skip
+
+
+def test_two_cards_of_one_name_have_each_their_own_errors() -> None:
+    """One waits for its memory and one for its launches: they are kept under their figures."""
+    row = {"name": "My-GPU", "memory_bytes": 80e9, "bf16_flops": 900e12}
+    slow, quick = (
+        replace(HOST, gpu="My-GPU", gpu_figures={**row, "bandwidth_bytes_per_s": rate})
+        for rate in (0.5e12, 50e12)
+    )
+    first, other = drive(slow).errors, drive(quick).errors
+    assert first["itl_s.p50"] != pytest.approx(other["itl_s.p50"], rel=0.01)

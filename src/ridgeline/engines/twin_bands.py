@@ -61,7 +61,7 @@ def prediction_errors(
     repeats of an experiment ask the same question and are answered once.
     """
     one, load = _one_replica(twin, _short(workload, _half_octave(stay_s)))
-    key = repr((one.shape.name, one.gpu.name, one.knobs, one.constants, doubt, load))
+    key = repr((one.shape, one.gpu, one.knobs, one.constants, doubt, load))
     if key not in _known:
         if len(_known) >= MOST_KEPT:
             _known.clear()
