@@ -14,13 +14,20 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
+from ridgeline.cli.doctor import known_from
 from ridgeline.cli.main import run as ridgeline
+from ridgeline.cli.watchpage import line, table
+from ridgeline.cli.watchstate import State
+from ridgeline.cli.winneroption import tuned_from
 from ridgeline.diagnosis.exporter import Exporter, names, render, rules, write_rules
 from ridgeline.diagnosis.gathering import WANTED, Snapshot, gather
-from ridgeline.diagnosis.live import Pool, Price
+from ridgeline.diagnosis.live import Pool, Price, figures
+from ridgeline.diagnosis.saved import stamped
 from ridgeline.domain.slo import parse_slo
 from ridgeline.load.address import parse_address
+from ridgeline.store.tables import read_telemetry
 from ridgeline.telemetry.prometheus import parse_metrics
 from ridgeline.telemetry.quickpage import QuickReader
 from support.situations import Q8
@@ -186,6 +193,86 @@ def test_the_view_where_nobody_looks_records_and_ends(
     assert rows[-1]["running"] == 8
     (kept,) = (out / "replica-000").iterdir()
     assert ridgeline(["doctor", "--from", str(kept)]) == 0
+    capsys.readouterr()
+    rows_kept = read_telemetry(out)
+    running = [r for r in rows_kept if r.metric == "running"]
+    assert [r.value for r in running][-1] == 8
+    assert {(r.source, r.unit) for r in running} == {("engine", url)}
+    assert running[0].at_ns < running[-1].at_ns < 4e9
+    assert {"ttft_p95_s", "output_tokens_per_s", "up"} <= {r.metric for r in rows_kept}
+    made = [r.value for r in rows_kept if r.metric == "output_tokens_per_s"]
+    assert ridgeline(["report", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{sum(made) / len(made):,.0f}" in shown
+    assert "batch-ceiling" in shown
+    # killed before its end: made anew of the journal, whose last line may be cut off
+    (out / "telemetry.parquet").unlink()
+    with (out / "figures.jsonl").open("a") as file:
+        file.write('{"at": 17')
+    assert ridgeline(["report", str(out)]) == 0
+    assert read_telemetry(out) == rows_kept
+    assert ridgeline(["report", str(out), "--html", str(tmp_path / "x.html")]) == 2
+    assert "is a recording of `ridgeline watch`" in capsys.readouterr().err
+
+
+GPU_PAGE = """\
+DCGM_FI_DEV_GPU_UTIL{gpu="0",modelName="NVIDIA H100"} 100
+DCGM_FI_PROF_SM_ACTIVE{gpu="0",modelName="NVIDIA H100"} 0.43
+"""
+
+
+def test_gpu_truth_stands_beside_nvidia_smis_utilisation(
+    pages: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "kept"
+    with served(_playing(pages, 0.3)) as url, served(GPU_PAGE.encode) as gpu:
+        arguments = ["watch", url, "--interval", "0.3", "--for", "3", "--record", str(out)]
+        more = ["--gpu-metrics", f"{gpu}/metrics", "--model", Q8, "--gpu", "H100-SXM"]
+        assert ridgeline([*arguments, *more, "--price-per-gpu-hour", "4"]) == 0
+        pool = Pool([parse_address(url)], {}, period_s=0.3, gpu_addresses=[parse_address(gpu)],
+                    known=known_from(None, Q8, "H100-SXM", []), price=Price(4.0))  # fmt: skip
+        with pool:
+            time.sleep(1.5)
+            target = Console(width=200, record=True)
+            target.print(table(pool.now()))
+    shown = target.export_text()
+    for word in ("util", "SM", "MBU", "MFU", "$/Mtok", "43%", "100%", "the slots are full"):
+        assert word in shown
+    found = {(r.source, r.metric): r.value for r in read_telemetry(out)}
+    assert found["gpu", "sm_active"] == pytest.approx(0.43)
+    assert found["gpu", "utilisation"] == 1.0
+    assert 0 < found["engine", "mbu"] < 1
+    capsys.readouterr()
+
+
+def test_columns_without_a_figure_are_left_out(pages: list[str]) -> None:
+    with served(_playing(pages, 0.3)) as url, Pool([parse_address(url)], {}, period_s=0.3) as pool:
+        time.sleep(1.0)
+        target = Console(width=200, record=True)
+        target.print(table(pool.now()))
+    shown = target.export_text()
+    assert "MBU" not in shown
+    assert "TTFT p95" in shown
+
+
+def test_doctor_reads_a_folder_of_replicas(
+    pages: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for replica in range(2):
+        own = tmp_path / f"replica-{replica:03d}"
+        own.mkdir()
+        for place in (0, 5, 10):
+            text = stamped(pages[place], 1e9 + place + 0.2 * replica)
+            (own / f"metrics-{place:03d}.txt").write_text(text)
+    assert ridgeline(["doctor", "--from", str(tmp_path), "--json", "-"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["findings"][0]["id"] == "batch-ceiling"
+    assert (body["readings"], body["span_s"]) == (3, 10.0)
+    waiting = next(f for f in body["findings"][0]["evidence"] if f["name"] == "waiting")
+    assert waiting["value"] == pytest.approx(64, abs=3)  # 32 of 40 at each
+    (tmp_path / "empty").mkdir()
+    assert ridgeline(["doctor", "--from", str(tmp_path / "empty")]) == 2
+    assert "holds no metrics-*.txt" in capsys.readouterr().err
 
 
 WINNER = """\
@@ -201,14 +288,25 @@ baseline: {max_num_seqs: 8}
 """
 
 
+class _Still:
+    """A pool whose one replica is always as these pages say."""
+
+    def __init__(self, pages: list[str]) -> None:
+        seen = gather([Snapshot(i, parse_metrics(p)) for i, p in enumerate(pages)])
+        self._row = figures("replica", seen, Price())
+        self.replicas: list[Any] = []
+
+    def now(self) -> list[Any]:
+        return [self._row]
+
+
 def test_a_load_that_left_the_winner_is_said_beside_the_finding(
-    pages: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pages: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "winner.yaml").write_text(WINNER)
-    with served(_playing(pages, 0.15)) as url:
-        arguments = ["watch", url, "--interval", "0.3", "--for", "4"]
-        assert ridgeline([*arguments, "--winner", str(tmp_path / "winner.yaml")]) == 0
-    text = capsys.readouterr().out
+    state = State(_Still(pages), None, tuned_from(tmp_path / "winner.yaml"))  # type: ignore[arg-type]
+    state.look()
+    text = line(state.now[0])
     assert "the slots are full: 8 requests run" in text
     assert "the traffic is not what" in text
     assert "load x 5" in text  # 40 users, planned 8

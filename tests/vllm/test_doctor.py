@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from real_vllm import MODEL_NAME, RealVllm, serve
+from real_vllm import RealVllm, serve
 
 from ridgeline.cli.main import run as ridgeline
 from ridgeline.telemetry.host import listener
@@ -25,7 +24,6 @@ from ridgeline.telemetry.prometheus import parse_metrics
 
 pytestmark = pytest.mark.vllm
 
-TOKENS = "vllm:generation_tokens_total"
 Diagnose = Callable[..., dict[str, Any]]
 
 
@@ -71,41 +69,15 @@ def load(server: RealVllm, users: int, prompt: int, output: int, out: Path) -> I
         "--prompt-tokens", str(prompt), "--output-tokens", str(output), "--no-calibration",
         "--quiet", "--out", str(out),
     ]  # fmt: skip
-    before = _gauge(server, TOKENS) + 4 * users  # more than bench's own first question
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as client:
         try:
-            # not the gauge of running requests: a page comes when the API server has time for it,
-            # which is when a batch has just ended
-            _until(lambda: _gauge(server, TOKENS) > before)
-            time.sleep(1.5)  # the ramp
+            _until(lambda: _gauge(server, "vllm:num_requests_running") > 0)
+            time.sleep(3.0)  # the ramp
             yield
         finally:
             client.kill()
     # a client that is gone leaves its requests to be aborted
     _until(lambda: _gauge(server, "vllm:num_requests_running") == 0)
-
-
-@contextmanager
-def long_answers(server: RealVllm, users: int, tokens: int) -> Iterator[None]:
-    """Users that ask again and again, for answers in one piece: those leave the API server the time
-    to render its page, which a thousand chunks a second do not.
-    """
-    stop = threading.Event()
-
-    def ask(user: int) -> None:
-        while not stop.is_set():
-            body = {"model": MODEL_NAME, "prompt": f"Tell {user} of it.", "max_tokens": tokens,
-                    "ignore_eos": True}  # fmt: skip
-            server.post("/v1/completions", body, timeout_s=120.0)
-
-    with ThreadPoolExecutor(users) as threads:
-        asked = [threads.submit(ask, user) for user in range(users)]
-        try:
-            yield
-        finally:
-            stop.set()
-    for one in asked:
-        one.result()
 
 
 def _gauge(server: RealVllm, name: str) -> float:
@@ -166,7 +138,7 @@ def test_eager_and_prompts_that_share_nothing(
     assert rate < 0.02
 
 
-def test_a_frozen_engine_core(four_slots: RealVllm, diagnose: Diagnose) -> None:
+def test_a_frozen_engine_core(four_slots: RealVllm, diagnose: Diagnose, tmp_path: Path) -> None:
     """Its API server goes on saying 200."""
     pid = listener(int(four_slots.url.rsplit(":", 1)[1]))
     assert pid is not None
@@ -174,7 +146,7 @@ def test_a_frozen_engine_core(four_slots: RealVllm, diagnose: Diagnose) -> None:
         p for p in psutil.Process(pid).children(recursive=True)
         if "EngineCore" in " ".join([p.name(), *p.cmdline()])
     )  # fmt: skip
-    with long_answers(four_slots, 6, 1800):
+    with load(four_slots, 6, 48, 1800, tmp_path / "b"):
         # a gauge is what the engine said last: frozen between two requests it would say 0
         _until(lambda: _gauge(four_slots, "vllm:num_requests_running") == 4)
         core.send_signal(signal.SIGSTOP)

@@ -32,7 +32,11 @@ def doctor(
     *,
     saved: Annotated[
         list[Path] | None,
-        typer.Option("--from", metavar="FILE", help="A saved /metrics page instead. Repeat it."),
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="A saved /metrics page (repeat it), or a folder of them, instead.",
+        ),
     ] = None,
     prometheus: Annotated[
         str | None,
@@ -262,13 +266,15 @@ def _from_files(
     saved: list[Path], seconds: float | None, known: "Known", gpu_metrics: str | None
 ) -> "tuple[Evidence, str | None]":
     from ridgeline.diagnosis.gathering import gather  # noqa: PLC0415
-    from ridgeline.diagnosis.saved import read_saved  # noqa: PLC0415
+    from ridgeline.diagnosis.saved import read_saved, series_of  # noqa: PLC0415
+    from ridgeline.diagnosis.stored import side_by_side  # noqa: PLC0415
 
     pages = []
     if gpu_metrics is not None:
         found = _gpu_reader(gpu_metrics)()
         pages = [] if found is None else [found]
-    return gather(read_saved(saved, seconds), known, pages), None
+    read = [read_saved(files, seconds) for files in series_of(saved)]
+    return gather(side_by_side(read), known, pages), None
 
 
 def _from_servers(

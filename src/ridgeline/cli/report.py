@@ -22,8 +22,9 @@ def report(
         list[Path],
         typer.Argument(
             metavar="DIR [FILE...]",
-            help="The folder of a study, a bench or a knee. Several of them, or result files of"
-            " vllm bench serve, GuideLLM and AIPerf beside them, give a side-by-side table.",
+            help="The folder of a study, a bench, a knee or a recording of watch. Several of them,"
+            " or result files of vllm bench serve, GuideLLM and AIPerf beside them, give a"
+            " side-by-side table.",
         ),
     ],
     *,
@@ -46,6 +47,8 @@ def report(
     if len(paths) > 1 or paths[0].is_file():
         return _side_by_side(paths, html, markdown, export_vllm, quiet=quiet)
     (directory,) = paths
+    if _recording(directory, html, markdown, export_vllm):
+        return 0
     from ridgeline.experiment.results import load_results  # noqa: PLC0415
     from ridgeline.report.html import write  # noqa: PLC0415
     from ridgeline.report.load import report_of  # noqa: PLC0415
@@ -74,6 +77,21 @@ def report(
         write_vllm_bench(runs[0], export_vllm)
         say(f"{runs[0].meta.run_id} as vllm bench serve would write it: {export_vllm}")
     return 0
+
+
+def _recording(directory: Path, *files: Path | None) -> bool:
+    """Shows what `ridgeline watch --record` kept; False where it kept nothing."""
+    from ridgeline.diagnosis.recorded import is_recording  # noqa: PLC0415
+
+    if not is_recording(directory):
+        return False
+    if any(files):
+        raise BadInput("is a recording of `ridgeline watch`, which has no page or file of its own",
+                       where=str(directory), fix="leave --html and the like out")  # fmt: skip
+    from ridgeline.report.watched import watched_console  # noqa: PLC0415
+
+    show(watched_console(directory))
+    return True
 
 
 def _check_folder(directory: Path) -> None:

@@ -74,6 +74,25 @@ def read_saved(files: Sequence[Path], apart_s: float | None) -> list[Snapshot]:
     return [Snapshot(at, page) for at, page in zip(times, pages, strict=True)]
 
 
+def series_of(paths: Sequence[Path]) -> list[list[Path]]:
+    """Files as they are given; of a folder its pages, or those of each replica in it.
+
+    A folder: of `doctor --save` or `watch --record`. Raises BadInput for one without pages.
+    """
+    if not any(path.is_dir() for path in paths):
+        return [list(paths)]
+    if len(paths) > 1:
+        raise BadInput("give one folder, or files", where="--from")
+    (folder,) = paths
+    inside = [sorted(own.glob("metrics-*.txt")) for own in
+              (folder, *sorted(folder.glob("replica-*")))]  # fmt: skip
+    found = [files for files in inside if files]
+    if not found:
+        raise BadInput("holds no metrics-*.txt", where=str(folder),
+                       fix="give a folder of `doctor --save` or `watch --record`")  # fmt: skip
+    return found
+
+
 def _text(file: Path) -> str:
     try:
         return file.read_text("utf-8", errors="replace")

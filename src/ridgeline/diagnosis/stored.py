@@ -192,13 +192,20 @@ def together(targets: Sequence[Target]) -> list[Snapshot]:
 
     A counter may so be up to half a scrape interval off, of the whole span.
     """
-    if len(targets) == 1:
-        return targets[0].snapshots()
-    told = [t for t in targets if t.pages]
-    slowest = min(told, key=lambda t: len(t.pages))
+    return side_by_side([target.snapshots() for target in targets])
+
+
+def side_by_side(series: Sequence[Sequence[Snapshot]]) -> list[Snapshot]:
+    """Readings of several servers as those of one; see `together`. One alone stays as it is."""
+    if len(series) == 1:
+        return list(series[0])
+    told = [
+        rows for one in series
+        if (rows := [(s.at_s, s.page) for s in one if s.at_s is not None and s.page is not None])
+    ]  # fmt: skip
     found = []
-    for at, _ in slowest.pages:
-        near = [min(t.pages, key=lambda row: abs(row[0] - at))[1] for t in told]
+    for at, _ in min(told, key=len, default=[]):
+        near = [min(rows, key=lambda row: abs(row[0] - at))[1] for rows in told]
         found.append(Snapshot(at, merged(near)))
     return found
 

@@ -1,0 +1,50 @@
+"""`ridgeline report` of what `ridgeline watch --record` kept: each replica over the whole time."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ridgeline.diagnosis.recorded import Recorded, summaries
+
+_FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "output_tokens_per_s": ("tok/s", lambda v: f"{v:,.0f}"),
+    "running": ("run", lambda v: f"{v:.3g}"),
+    "waiting": ("wait", lambda v: f"{v:.3g}"),
+    "kv_use": ("KV", lambda v: f"{v:.0%}"),
+    "ttft_p95_s": ("TTFT p95", lambda v: f"{v * 1e3:.4g} ms"),
+    "itl_p95_s": ("ITL p95", lambda v: f"{v * 1e3:.4g} ms"),
+    "mbu": ("MBU", lambda v: f"{v:.0%}"),
+    "mfu": ("MFU", lambda v: f"{v:.0%}"),
+    "utilisation": ("util", lambda v: f"{v:.0%}"),
+    "sm_active": ("SM", lambda v: f"{v:.0%}"),
+    "usd_per_million_output_tokens": ("$/Mtok", lambda v: f"{v:.3g}"),
+}
+
+
+def watched_console(folder: Path) -> RenderableType:
+    """A table of the replicas. Raises StoreError."""
+    rows = summaries(folder)
+    shown = [m for m in _FIGURES if any(m in row.means for row in rows)]
+    table = Table(title=f"{folder}: {len(rows)} replicas, recorded over {_longest(rows):.0f} s")
+    for name in ("replica", "answered", *(_FIGURES[m][0] for m in shown)):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        cells = [_FIGURES[m][1](row.means[m]) if m in row.means else "-" for m in shown]
+        table.add_row(row.name, f"{row.up} of {row.looks}", *cells)
+    found = [Text(f"{row.name}: {_findings(row)}") for row in rows]
+    note = ("Means over the looks (of a p95: of the p95 of half a minute each). All readings:"
+            " telemetry.parquet; the pages: `ridgeline doctor --from` the folder.")  # fmt: skip
+    return Group(table, *found, Text(note, "dim"))
+
+
+def _findings(row: Recorded) -> str:
+    """What came first, and in how many of the looks."""
+    told = ", ".join(f"{name} {share:.0%}" for name, share in row.first_findings.items())
+    return told or "never answered"
+
+
+def _longest(rows: Sequence[Recorded]) -> float:
+    return max((row.seconds for row in rows), default=0.0)
