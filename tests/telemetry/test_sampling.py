@@ -205,6 +205,20 @@ def test_a_replica_that_answered_once_has_not_told_the_window() -> None:
     assert summarise_engine(once, window) == {"replicas_told": 0}
 
 
+def test_in_a_short_window_two_readings_side_by_side_are_not_the_whole() -> None:
+    window = Window(0, 4 * SECOND)
+    side_by_side, apart = rows("running", (1.5, 8.0), (2.5, 8.0)), rows("running", (1, 8), (3, 8))
+    assert summarise_engine(side_by_side, window) == {"replicas_told": 0}
+    assert summarise_engine(apart, window)["running_mean"] == 8.0
+
+
+def test_a_page_that_timed_out_once_near_the_beginning_is_told() -> None:
+    late = rows("running", *((float(t), 8.0) for t in range(2, 8)))
+    assert summarise_engine(late, Window(0, 8 * SECOND))["replicas_told"] == 1
+    later = rows("running", *((float(t), 8.0) for t in range(4, 8)))
+    assert summarise_engine(later, Window(0, 8 * SECOND)) == {"replicas_told": 0}
+
+
 def test_a_counter_that_one_replica_does_not_tell_has_no_sum() -> None:
     window = Window(0, 60 * SECOND)
     times = range(60)

@@ -275,13 +275,17 @@ def summarise_engine(rows: Iterable[TelemetryRow], window: Window) -> dict[str, 
 
 
 def _whole(series: Iterable["_Points"], window: Window) -> bool:
-    """True when readings tell the window from near its beginning to near its end."""
+    """True when readings tell the window from near its beginning to near its end.
+
+    Near is 3 periods (a page may time out once), or 5 % of a longer window; in a short one, where
+    both ends are near to anything, the readings must span a third.
+    """
     times = sorted({at for points in series for at, _ in points})
     if len(times) < 2:
         return False
-    third_s = window.seconds / 3
-    near_s = min(max(3 * PERIOD_S, window.seconds / 20), max(1.5 * PERIOD_S, third_s))
-    return max(times[0] - window.start_ns, window.end_ns - times[-1]) <= near_s * 1e9
+    near_s = max(3 * PERIOD_S, window.seconds / 20)
+    ends_s = max(times[0] - window.start_ns, window.end_ns - times[-1]) / 1e9
+    return ends_s <= near_s and times[-1] - times[0] >= window.seconds / 3 * 1e9
 
 
 def _gauge(metric: str, replicas: Sequence["_Points"]) -> dict[str, float]:
