@@ -10,7 +10,7 @@ import pytest
 from experiment_fakes import FakeEngine
 from rich.console import Console
 
-from ridgeline.domain.errors import StoreError
+from ridgeline.domain.errors import BadInput, StoreError
 from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.slo import Slo, parse_slo
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
@@ -23,6 +23,7 @@ from ridgeline.experiment.runner import SilentStudyWatch, run_plan
 from ridgeline.report.console import single_run, study
 from ridgeline.report.html import render
 from ridgeline.report.load import load_report
+from ridgeline.report.vllmbench import to_vllm_bench
 from ridgeline.store.run_directory import StoredRun, read_run
 from ridgeline.store.study_directory import StudyDirectory
 
@@ -210,6 +211,13 @@ def test_a_trimmed_copy_that_lost_its_requests_is_damaged(tmp_path: Path) -> Non
     assert len(read_run(copy / "b-r2").records()) > 100
     (copy / "b-r2" / "requests.parquet").unlink()
     assert read_run(copy / "b-r2").damage == "is damaged: requests.parquet missing"
+
+
+def test_a_trimmed_run_is_not_exported_as_one_without_gaps() -> None:
+    runs = ROOT / "results" / "h200" / "knobs"
+    assert to_vllm_bench(read_run(runs / "seqs-32-r1"))["itls"]
+    with pytest.raises(BadInput, match="no gaps between tokens"):
+        to_vllm_bench(read_run(runs / "seqs-32-r2"))
 
 
 def test_every_stored_run_of_the_repository_is_whole_or_says_what_was_left_out() -> None:

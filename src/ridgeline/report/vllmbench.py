@@ -22,10 +22,16 @@ PERCENTS = (50, 95, 99)
 
 def to_vllm_bench(run: StoredRun) -> dict[str, Any]:
     """The run's requests of the window. Raises StoreError without its tables, BadInput for a run
-    that measured nothing.
+    that measured nothing and for a trimmed copy.
     """
     if run.facts is None or run.summary is None:
         raise BadInput("measured nothing that could be exported", where=run.meta.run_id)
+    if run.trimmed:
+        raise BadInput(
+            "has no gaps between tokens: the times of its chunks were left out of this copy",
+            where=run.meta.run_id,
+            fix="export another repeat, or from the whole results",
+        )
     records, window, summary = run.records(), run.facts.window, run.summary
     sample = take_sample(records, window)
     rows, ok = sample.rows, sample.ok
