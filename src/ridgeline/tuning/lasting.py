@@ -63,6 +63,11 @@ class LastingEngine:
     def close(self) -> None:
         """The end of a plan is no end of its engines; see `end`."""
 
+    @property
+    def left_behind(self) -> tuple[str, ...]:
+        """See KeepsEngines."""
+        return self._inner.left_behind
+
     def abandon(self) -> None:
         """See GivesUp."""
         self._inner.abandon()
