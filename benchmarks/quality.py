@@ -9,6 +9,7 @@ and the table is written between the marks of the page.
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.readings import ServerReading
-from ridgeline.engines.logprobs import Asking, read_server
+from ridgeline.engines.logprobs import Asking, follow_server, read_server
 from ridgeline.engines.process import EngineProcess
 from ridgeline.engines.started import free_port
 from ridgeline.report.quality import figure
@@ -84,7 +85,13 @@ def main() -> int:
     with served("reference", Case(), asked.out) as url:
         reference, again = (read_server(url, bundled_prompts(), ASKING) for _ in range(2))
     with ThreadPoolExecutor(2) as pool:  # a server computes on one core
-        read = dict(zip(asked.only, pool.map(partial(reading, asked.out), asked.only), strict=True))
+        read = dict(
+            zip(
+                asked.only,
+                pool.map(partial(reading, asked.out, reference), asked.only),
+                strict=True,
+            )
+        )
     verdicts: dict[str, tuple[QualityVerdict, QualityVerdict]] = {}
     for name, found in read.items():
         strict, mild = (
@@ -103,10 +110,11 @@ def main() -> int:
     return 0
 
 
-def reading(out: Path, name: str) -> ServerReading:
-    """What a case's server says of the bundled prompts."""
+def reading(out: Path, reference: ServerReading, name: str) -> ServerReading:
+    """What a case's server says of the bundled prompts, and along the reference's answers."""
     with served(name, CASES[name], out) as url:
-        return read_server(url, bundled_prompts(), ASKING)
+        own = read_server(url, bundled_prompts(), ASKING)
+        return follow_server(url, own, reference, ASKING)
 
 
 def judged(
@@ -166,28 +174,33 @@ def table(verdicts: Mapping[str, tuple[QualityVerdict, QualityVerdict]]) -> str:
     """Markdown: a row a case, and the reference asked twice."""
     lines = [
         "| candidate | NLL | likelihood recovery | agreement recovery | top-1 | KL"
-        " | likelihood recovery on long prompts"
-        f" | greedy answers: same, near tie, part | at 0.99 | at {LOWER:g} |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        " | likelihood recovery on short prompts | on long prompts | exp(-KL) of the worst prompt"
+        f" | KL in decode | greedy answers: same, near tie, part | at 0.99 | at {LOWER:g} |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     some = next(iter(verdicts.values()))[0]
     if some.repeat is not None:
         r = some.repeat
         lines.append(
             f"| the reference again | {r.nll_candidate:.4f} | {r.recovery.value:.4f} |"
-            f" {r.agreement.value:.4f} | {r.top1.value:.4f} | {r.kl.value:.5f} | | | | |"
+            f" {r.agreement.value:.4f} | {r.top1.value:.4f} | {r.kl.value:.5f} | | | | | | | |"
         )
     for name, (strict, mild) in verdicts.items():
-        c, long = strict.candidate, strict.long
+        c, short, long = strict.candidate, strict.short, strict.long
         assert c is not None
+        assert short is not None
         assert long is not None
         assert c.greedy is not None
+        assert c.decode_kl is not None
+        assert c.kl_worst_prompt is not None
         assert strict.agreement_recovery is not None
         g = c.greedy
         lines.append(
             f"| {name} | {c.nll_candidate:.4f} | {figure(c.recovery)} |"
             f" {figure(strict.agreement_recovery)} | {c.top1.value:.4f} | {c.kl.value:.5f} |"
-            f" {figure(long.recovery)} | {g.same}, {g.near_ties}, {g.parted} of {g.prompts} |"
+            f" {figure(short.recovery)} | {figure(long.recovery)} |"
+            f" {math.exp(-c.kl_worst_prompt):.4f} | {c.decode_kl.value:.5f} |"
+            f" {g.same}, {g.near_ties}, {g.parted} of {g.prompts} |"
             f" **{strict.outcome}** | {mild.outcome} |"
         )
     return "\n".join(lines)

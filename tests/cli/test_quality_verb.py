@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import run as ridgeline
+from ridgeline.domain.errors import EndpointError
 from support.logprob_server import Behaviour, logprob_server
 
 QUICK = ["--answer-tokens", "8", "--longest", "300"]
@@ -35,7 +36,8 @@ def test_a_good_candidate_passes(
     assert body["long"]["prompts"] == 4
     assert body["repeat"]["kl"]["value"] == 0.0, "the reference was asked twice"
     assert body["evidence"]["candidate_kv_cache_dtype"] == "fp8"
-    assert "reference again" in shown.out
+    assert "repeated" in shown.out
+    assert "KL of the worst prompt" in shown.out, "the rows keep their names at 80 columns"
     assert "candidate: reading 28 prompts" in shown.err
     assert "quality: pass" in shown.err
 
@@ -94,7 +96,8 @@ def test_own_prompts_are_asked_with_the_long_ones(reference: str, tmp_path: Path
 def test_what_cannot_be_judged(
     reference: str, extra: list[str], code: int, words: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert ridgeline(["quality", reference, reference, *QUICK, *extra]) == code
+    with logprob_server() as candidate:
+        assert ridgeline(["quality", reference, candidate, *QUICK, *extra]) == code
     told = capfd.readouterr().err
     assert words in " ".join(told.split())
 
@@ -105,3 +108,52 @@ def test_an_endpoint_without_prompt_logprobs_is_unknown(
     with logprob_server(Behaviour(no_prompt_logprobs=True)) as url:
         assert ridgeline(["quality", reference, url, *QUICK]) == 3
     assert "quality: unknown" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("extra", [[], ["--floor"]])
+def test_a_server_is_not_compared_with_itself(
+    reference: str, extra: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    same = reference.replace("127.0.0.1", "localhost") + "/v1"
+    with logprob_server() as other:
+        urls = [reference, other, "--floor", other] if extra else [reference, same]
+        assert ridgeline(["quality", *urls, *QUICK]) == 2
+    told = " ".join(capfd.readouterr().err.split())
+    assert f"{'candidate and noise floor' if extra else 'reference and candidate'} are the" in told
+
+
+def test_two_models_of_one_server_may_be_compared(reference: str) -> None:
+    models = ["--model", "letters", "--candidate-model", "letters-tuned"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ridgeline.tuning.quality.least_context", refuse)
+        assert ridgeline(["quality", reference, reference, *models, *QUICK]) == 3
+
+
+def refuse(asked: object) -> int | None:
+    raise EndpointError("was asked", where="here")
+
+
+def test_answers_that_turn_into_garbage_are_found(
+    reference: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its first token is right, and from then on it says the same one for ever."""
+    with logprob_server(Behaviour(stuck_on=33)) as url:
+        assert ridgeline(["quality", reference, url, *QUICK]) == 1
+    assert "greedy agreement 0." in capfd.readouterr().err
+
+
+def test_a_candidate_with_less_context_is_asked_as_far_as_it_reads(
+    reference: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "verdict.json"
+    with logprob_server(Behaviour(noise=0.01, max_model_len=200)) as url:
+        assert ridgeline(["quality", reference, url, "--json", str(out), *QUICK]) == 0
+    body = json.loads(out.read_text())
+    assert body["long"]["tokens"] == 4 * (200 - 8 - 1)
+    assert body["long"]["greedy"]["prompts"] == 4, "their answers are compared too"
+
+
+def test_16_bits_of_a_model_whose_type_no_server_tells_are_no_no_op(reference: str) -> None:
+    with logprob_server() as url:
+        changed = ["--changed", "kv_cache_dtype=float16"]
+        assert ridgeline(["quality", reference, url, *changed, *QUICK]) == 0

@@ -1,6 +1,7 @@
 """What the quality gate reads from a server, and what it says of one that cannot be read."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,7 +9,15 @@ import pytest
 
 from ridgeline.domain.errors import EndpointError
 from ridgeline.domain.readings import QualityPrompt
-from ridgeline.engines.logprobs import Asking, read_likelihoods, read_server
+from ridgeline.engines.logprobs import (
+    MOST_RESUMED,
+    Asking,
+    follow_server,
+    least_context,
+    read_likelihoods,
+    read_server,
+)
+from ridgeline.tuning.quality_prompts import bundled_prompts
 from support.logprob_server import Behaviour, letters, logprob_server
 
 PROMPTS = (QualityPrompt("one", "To be read."), QualityPrompt("far", "far away " * 100, long=True))
@@ -124,3 +133,42 @@ def test_the_token_that_stands_there_is_no_alternative_when_it_is_unlikely() -> 
     found = read_likelihoods([4, 5], [None, place], 2)
     assert found.logprobs == [-9.0]
     assert found.top_ids.tolist() == [[6, 7]]
+
+
+def test_where_answers_part_the_server_goes_on_from_the_references_tokens() -> None:
+    """Each place of the followed answer is what it says after the reference's own tokens."""
+    prompts = bundled_prompts()[:12]
+    asking, noisy, how = Asking(answer_tokens=16), letters(0.3), Behaviour(noise=0.3)
+    with logprob_server() as one, logprob_server(how) as other:
+        reference, own = (read_server(url, prompts, asking) for url in (one, other))
+        before = len(how.asked)
+        found = follow_server(other, own, reference, asking)
+    parted = 0
+    for ours, theirs, along in zip(reference.readings, own.readings, found.readings, strict=True):
+        assert ours.answer is not None
+        assert theirs.answer is not None
+        assert along.answer == theirs.answer
+        if ours.answer.ids == theirs.answer.ids:
+            assert along.followed is None
+            continue
+        parted += 1
+        assert along.followed is not None
+        assert along.followed.followed
+        given = (ours.likelihoods.ids[-1], *ours.answer.ids)[: len(along.followed.ids)]
+        assert along.followed.ids == tuple(int(noisy[token].argmax()) for token in given)
+        assert len(along.followed.top) == len(along.followed.ids)
+        resumed = sum(a != b for a, b in zip(along.followed.ids, ours.answer.ids, strict=False))
+        assert len(along.followed.ids) == 16 or resumed == MOST_RESUMED + 1
+    assert parted >= 3
+    assert len(how.asked) - before <= parted * MOST_RESUMED
+
+
+def test_all_servers_read_as_far_as_the_least_of_them() -> None:
+    with (
+        logprob_server(Behaviour(max_model_len=64)) as one,
+        logprob_server(Behaviour(max_model_len=90)) as other,
+    ):
+        least = least_context([(one, None), (other, None)])
+        found = read_server(other, PROMPTS, replace(QUICK, context=least))
+    assert least == 64
+    assert len(found.readings[1].likelihoods.ids) == 60

@@ -39,6 +39,7 @@ def server(
     prompts: int = 24,
     long: int = 4,
     tokens: int = 160,
+    long_tokens: int | None = None,
     departs: int = 0,
     gap: float = 3.0,
 ) -> ServerReading:
@@ -48,7 +49,9 @@ def server(
     answers part from the unchanged ones, at a token that the model held `gap` nats less likely.
     """
     readings = []
-    for i, (name, ids, logits) in enumerate(texts(prompts, long, tokens)):
+    for i, (name, ids, logits) in enumerate(
+        texts(prompts, long, tokens, long_tokens or 6 * tokens)
+    ):
         seen = likelihoods(ids, log_softmax(change(logits, name)))
         token, other = (8, 7) if i < departs else (7, 8)
         top = {5: -0.1, 6: -0.2, token: -0.3, other: -0.3 - gap}
@@ -59,12 +62,14 @@ def server(
 
 
 @cache
-def texts(prompts: int, long: int, tokens: int) -> list[tuple[str, NDArray[np.int64], Logits]]:
-    """Names, tokens and logits; the long ones have six times as many tokens."""
+def texts(
+    prompts: int, long: int, tokens: int, long_tokens: int
+) -> list[tuple[str, NDArray[np.int64], Logits]]:
+    """Names, tokens and logits."""
     draw = np.random.default_rng(11)
     found = []
     for i in range(prompts + long):
-        n = tokens if i < prompts else 6 * tokens
+        n = tokens if i < prompts else long_tokens
         logits = draw.normal(0.0, 3.0, (n - 1, VOCABULARY))
         up_to = np.exp(log_softmax(logits)).cumsum(axis=1)
         drawn = (draw.random((n - 1, 1)) > up_to).sum(axis=1).clip(max=VOCABULARY - 1)

@@ -32,6 +32,7 @@ class Behaviour:
     answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     no_prompt_logprobs: bool = False
     delay_s: float = 0.0
+    stuck_on: int | None = None  # answers are their first token, then this one for ever
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     at_once: int = 0
     most_at_once: int = 0
@@ -120,6 +121,9 @@ def logprob_server(behaviour: Behaviour | None = None) -> Iterator[str]:
                 order = orders[last][: body["logprobs"]]
                 tops.append({f"token_id:{i}": float(table[last, i]) for i in order})
                 last = int(order[0])
+                if how.stuck_on is not None and tokens:
+                    last = how.stuck_on
+                    tops[-1] = {f"token_id:{i}": -9.0 for i in order} | {f"token_id:{last}": -0.01}
                 tokens.append(last)
             return {"text": bytes(tokens).decode("latin-1"), "token_ids": tokens,
                     "logprobs": {"top_logprobs": tops}}  # fmt: skip

@@ -7,18 +7,10 @@ import numpy as np
 import pytest
 
 from ridgeline.domain.readings import GreedyAnswer, Likelihoods, QualityPrompt, Reading
-from ridgeline.tuning.quality_figures import (
-    TIE_NATS,
-    Figure,
-    compare,
-    decode_kl,
-    greedy_agreement,
-    kl_bound,
-    parting,
-    preference,
-    ratio,
-    wilson,
-)
+from ridgeline.tuning.quality_answers import decode_kl, greedy_agreement, parting
+from ridgeline.tuning.quality_divergence import TIE_NATS, kl_bound, preference
+from ridgeline.tuning.quality_figures import compare
+from ridgeline.tuning.quality_stats import Figure, ratio, wilson
 from support.invented_model import VOCABULARY, likelihoods, log_softmax
 
 
@@ -109,6 +101,67 @@ def test_the_interval_of_a_ratio_covers_in_95_of_100() -> None:
         assert found.high is not None
         inside += found.low <= 0.02 <= found.high
     assert 930 <= inside <= 970
+
+
+def test_a_few_prompts_that_hold_most_tokens_do_not_narrow_the_interval() -> None:
+    """The bundled mix: 24 short prompts and four that hold most of the tokens."""
+    draw = np.random.default_rng(0)
+    n = np.array([200.0] * 24 + [4096.0] * 4)
+    outside = above = 0
+    for _ in range(4000):
+        unit, token = draw.normal(0, 0.004, 28), draw.normal(0, 0.15, 28)
+        found = ratio(n * (0.01 + unit) + token * np.sqrt(n), n)
+        assert found.low is not None
+        assert found.high is not None
+        outside += not found.low <= 0.01 <= found.high
+        above += found.high < 0.01  # a bad candidate that would pass
+    assert outside / 4000 < 0.055
+    assert above / 4000 < 0.03
+    assert outside / 4000 > 0.02, "and it is no wider than it must be"
+
+
+def test_one_prompt_that_is_nearly_everything_has_no_interval() -> None:
+    n = np.array([10.0] * 6 + [1e6])
+    assert ratio(n * 0.5, n).low is None
+    equal = ratio(np.array([1.0, 2, 3, 4, 5]), np.ones(5))
+    assert equal.high == pytest.approx(3 + 2.776 * math.sqrt(2.5 / 5), abs=1e-3)
+
+
+def test_the_worst_prompt_is_one_with_enough_tokens() -> None:
+    draw = np.random.default_rng(2)
+    pairs = []
+    for name, tokens, size in (("fine", 100, 0.1), ("bad", 40, 1.0), ("tiny", 5, 3.0)):
+        ids = draw.integers(0, VOCABULARY, tokens)
+        logits = draw.normal(0, 3, (tokens - 1, VOCABULARY))
+        both = (logits, logits + draw.normal(0, size, logits.shape))
+        pairs.append([
+            Reading(QualityPrompt(name, ""), likelihoods(ids, log_softmax(x))) for x in both
+        ])  # fmt: skip
+    found = compare(*zip(*pairs, strict=True))
+    assert found.worst_prompt == "bad"
+    assert found.kl_worst_prompt == pytest.approx(
+        kl_bound(pairs[1][0].likelihoods, pairs[1][1].likelihoods).mean()
+    )
+    assert compare(*zip(pairs[2], strict=True)).kl_worst_prompt is None
+
+
+def test_a_followed_answer_is_held_against_the_reference_to_its_end() -> None:
+    top = ({1: -0.6, 2: -0.7}, {3: -0.1, 4: -3.0}, {5: -0.6, 6: -0.7})
+    ours = GreedyAnswer((1, 3, 5), "", top)
+    near = GreedyAnswer((2, 3, 6), "", top, followed=True)
+    clear = GreedyAnswer((2, 4, 5), "", top, followed=True)
+    left = GreedyAnswer((2,), "", top[:1], followed=True)
+    ended = GreedyAnswer((2, 3), "", top[:2], followed=True)
+    assert parting(ours, near) == pytest.approx(0.1)
+    assert parting(ours, clear) == pytest.approx(2.9)
+    assert parting(ours, left) == pytest.approx(0.1)
+    assert parting(ours, ended) == math.inf
+    found = greedy_agreement([(ours, near), (ours, clear), (ours, left), (ours, ended)])
+    assert (found.same, found.near_ties, found.parted) == (0, 2, 2)
+    assert found.compared == pytest.approx(3 + 1 / 3)
+    whole = decode_kl([(ours, near)])
+    assert whole is not None
+    assert whole.value == pytest.approx(0.0, abs=1e-9), "of three places, all the same"
 
 
 def test_answers_part_where_the_first_token_differs() -> None:

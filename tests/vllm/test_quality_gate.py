@@ -13,7 +13,7 @@ from smollm2 import ASKING, PROMPTS, real_weights, script_says, served
 
 from ridgeline.cli.main import run as ridgeline
 from ridgeline.domain.readings import ServerReading
-from ridgeline.engines.logprobs import read_server
+from ridgeline.engines.logprobs import follow_server, read_server
 from ridgeline.tuning.quality import Limits, QualityVerdict, change_of, judge_readings
 
 pytestmark = pytest.mark.vllm
@@ -53,19 +53,23 @@ def readings(
 ) -> dict[str, ServerReading]:
     """What each server says of PROMPTS, two servers at a time."""
 
+    reference, rounded = pair
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.map(lambda s: read_server(s.url, PROMPTS, ASKING), (reference, rounded))
+        found = dict(zip(("bf16", "int4"), first, strict=True))
+    found["again"] = read_server(reference.url, PROMPTS, ASKING)
+    found["int4"] = follow_server(rounded.url, found["int4"], found["bf16"], ASKING)
+
     def read(name: str) -> ServerReading:
         weights = real_weights() / ("w8a8" if name == "w8a8" else "bf16")
         flags = [] if name == "w8a8" else [
             f"--{k.replace('_', '-')}={v}" for k, v in KNOBS[name].items()
         ]  # fmt: skip
         with served(vllm_python, weights, folder / f"{name}.log", flags) as server:
-            return read_server(server.url, PROMPTS, ASKING)
+            own = read_server(server.url, PROMPTS, ASKING)
+            return follow_server(server.url, own, found["bf16"], ASKING)
 
-    reference, rounded = pair
     with ThreadPoolExecutor(2) as pool:
-        first = pool.map(lambda s: read_server(s.url, PROMPTS, ASKING), (reference, rounded))
-        found = dict(zip(("bf16", "int4"), first, strict=True))
-        found["again"] = read_server(reference.url, PROMPTS, ASKING)
         return found | dict(zip(KNOBS, pool.map(read, KNOBS), strict=True))
 
 

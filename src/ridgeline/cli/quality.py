@@ -182,7 +182,7 @@ def _change(changed: "list[str] | tuple[()]", *, dummy_weights: bool) -> "Change
         except ValueError:
             knobs[name.strip().lstrip("-").replace("-", "_")] = value
     check_knob_names(knobs, where="--changed")
-    return change_of(knobs, dummy_weights=dummy_weights)
+    return change_of(knobs, None, dummy_weights=dummy_weights)  # no server tells its dtype
 
 
 def _harness(

@@ -37,20 +37,25 @@ class GreedyAnswer:
     """How a model goes on when it always takes the likeliest token.
 
     top: of each token the likeliest ones with their log-probability; empty when not told.
+    followed: token i is what the model would say after the first i tokens of another's answer.
     """
 
     ids: tuple[int, ...]
     text: str
     top: tuple[Mapping[int, float], ...] = ()
+    followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one server said of one prompt. answer: None when it was not asked for."""
+    """What one server said of one prompt. answer: None when it was not asked for. followed: what it
+    says along the reference's answer; None where its own is the same, or it was not asked.
+    """
 
     prompt: QualityPrompt
     likelihoods: Likelihoods
     answer: GreedyAnswer | None = None
+    followed: GreedyAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from ridgeline.load.address import Address, parse_address
 from ridgeline.load.openai import reply_text
 
 _LARGEST_REPLY = 256 << 20  # 60 bytes for each of 20 alternatives of 100,000 tokens, and room
+MOST_RESUMED = 6  # near ties of one answer; with 32 tokens other exact numerics have one or two
 NEEDS = "the quality gate needs a vLLM server with prompt_logprobs"
 
 
@@ -36,7 +37,8 @@ class Asking:
     """How servers are asked. top: alternatives listed at each place (vLLM's limit is 20 by
     default). longest: tokens of a long prompt, at most; short: of another one. answer_tokens: of a
     greedy answer, 0 = none. concurrency: prompts read at once; answers are asked one by one.
-    timeout_s: for one request. model: its name, None = the first served.
+    timeout_s: for one request. model: its name, None = the first served. context: the least
+    max_model_len of the servers to be compared, so that all read the same.
     """
 
     top: int = 20
@@ -46,6 +48,32 @@ class Asking:
     concurrency: int = 4
     timeout_s: float = 300.0
     model: str | None = None
+    context: int | None = None
+
+
+def least_context(asked: Sequence[tuple[str, str | None]]) -> int | None:
+    """The least max_model_len of some servers (URL, model), None where none tells.
+
+    Raises EndpointError when one cannot be asked, BadInput for a wrong URL, model or API key.
+    """
+    key = api_key_from_environment()
+    told = [probe(parse_address(url), model, key).max_model_len for url, model in asked]
+    return min((n for n in told if n is not None), default=None)
+
+
+def follow_server(
+    url: str, reading: ServerReading, reference: ServerReading, asking: Asking | None = None
+) -> ServerReading:
+    """`reading` with what its server, at `url`, says along the reference's answers, where its own
+    part from them: it is asked to go on from the reference's tokens. Errors as of `read_server`.
+    """
+    asking = asking or Asking()
+    address = parse_address(url)
+    key = api_key_from_environment()
+    server = _Server(address, auth_headers(key), reading.model, None, asking)
+    both = zip(reference.readings, reading.readings, strict=False)
+    followed = tuple(replace(own, followed=server.along(own, theirs)) for theirs, own in both)
+    return replace(reading, readings=followed + reading.readings[len(followed) :])
 
 
 def read_server(
@@ -131,30 +159,55 @@ class _Server:
         if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
             raise EndpointError("/tokenize tells no tokens", where=self.address.url, fix=NEEDS)
         most = self.asking.longest if prompt.long else self.asking.short
-        if self.max_model_len is not None:
-            most = min(most, self.max_model_len - max(1, self.asking.answer_tokens))
+        limits = [n for n in (self.max_model_len, self.asking.context) if n is not None]
+        if limits:
+            most = min(most, min(limits) - max(1, self.asking.answer_tokens))
         if most < 2:
             raise EndpointError(
-                f"max_model_len {self.max_model_len} has no room for a prompt and its answer",
+                f"max_model_len {min(limits, default=0)} has no room for a prompt and its answer",
                 where=self.address.url, fix="serve with a larger one",
             )  # fmt: skip
         return tokens[:most]
 
     def answer(self, ids: Sequence[int]) -> GreedyAnswer | None:
         """How the server goes on after a prompt; None when no tokens are to be asked for."""
-        if not self.asking.answer_tokens:
+        return self._goes_on(ids, self.asking.answer_tokens) if self.asking.answer_tokens else None
+
+    def along(self, own: Reading, reference: Reading) -> GreedyAnswer | None:
+        """What the server says after each token of the reference's answer; None where its own
+        answer is the same, or is one to other tokens. From where it says another token it is asked
+        again, MOST_RESUMED times; after one that the reference does not even list there is no need.
+        """
+        theirs, answer = reference.answer, own.answer
+        if (
+            theirs is None or answer is None or theirs.ids == answer.ids
+            or own.likelihoods.ids != reference.likelihoods.ids
+        ):  # fmt: skip
             return None
+        ids, tops, resumed, place = list(answer.ids), list(answer.top), 0, -1
+        while (place := _parting(ids, theirs.ids, place + 1)) >= 0:
+            del ids[place + 1 :], tops[place + 1 :]
+            left = len(theirs.ids) - len(ids)
+            listed = place < len(theirs.top) and ids[place] in theirs.top[place]
+            if left == 0 or not listed or resumed == MOST_RESUMED:
+                break
+            more = self._goes_on([*own.likelihoods.ids, *theirs.ids[: place + 1]], left)
+            ids, tops, resumed = ids + list(more.ids), tops + list(more.top), resumed + 1
+        return GreedyAnswer(tuple(ids), answer.text, tuple(tops), followed=True)
+
+    def _goes_on(self, ids: Sequence[int], tokens: int) -> GreedyAnswer:
+        """Up to `tokens` of an answer to token ids."""
         choice = self._completion({
-            "prompt": list(ids), "max_tokens": self.asking.answer_tokens, "temperature": 0.0,
+            "prompt": list(ids), "max_tokens": tokens, "temperature": 0.0,
             "logprobs": self.asking.top, "return_tokens_as_token_ids": True,
             "return_token_ids": True,
         })  # fmt: skip
-        tokens, told = choice.get("token_ids"), choice.get("logprobs")
-        if not isinstance(tokens, list):
+        answered, told = choice.get("token_ids"), choice.get("logprobs")
+        if not isinstance(answered, list):
             raise EndpointError("tells no token_ids", where=self.address.url, fix=NEEDS)
         tops = told.get("top_logprobs") if isinstance(told, dict) else None
         return GreedyAnswer(
-            tuple(int(t) for t in tokens),
+            tuple(int(t) for t in answered),
             str(choice.get("text", "")),
             tuple(_by_id(top) for top in tops or ()),
         )
@@ -230,6 +283,12 @@ def read_likelihoods(ids: Sequence[int], told: Sequence[Any], top: int) -> Likel
     return Likelihoods(
         tuple(ids), np.array(own, dtype=np.float64), np.array(top_ids, dtype=np.int64), likeliest
     )
+
+
+def _parting(ids: Sequence[int], others: Sequence[int], start: int) -> int:
+    """The first place from `start` on where two answers differ, -1 for none."""
+    both = zip(ids[start:], others[start:], strict=False)
+    return next((start + i for i, (a, b) in enumerate(both) if a != b), -1)
 
 
 def _by_id(top: Any) -> dict[int, float]:

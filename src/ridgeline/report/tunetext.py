@@ -22,7 +22,7 @@ from ridgeline.tuning.outcome import (
     Soaked,
     TuneResult,
 )
-from ridgeline.tuning.quality_figures import Figure
+from ridgeline.tuning.quality_stats import Figure
 
 PER_USD = UNITS["cost"]
 NO_FIGURE = "–"

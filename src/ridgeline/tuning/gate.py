@@ -18,7 +18,7 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.readings import QualityPrompt, ServerReading
 from ridgeline.domain.summary import jsonable
 from ridgeline.engines.base import Endpoint
-from ridgeline.engines.logprobs import Asking, read_server
+from ridgeline.engines.logprobs import Asking, follow_server, read_server
 from ridgeline.engines.resident import KeepsEngines
 from ridgeline.tuning.journal import TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
@@ -209,11 +209,15 @@ class Gate:
             if reading is None:
                 if self.watch.stop_asked():
                     return None
-                reading = self._read(served)
+                reading = self._read(served, reference[0])
+            elif self.engines.is_up(served):
+                reading = self._along(served, reading, reference[0])
         except RidgelineError as error:
             return None if self.watch.stop_asked() else self._unknown(str(error))
         first, again = reference
-        change = change_of(self._of(candidate.change, Risk.EXACT), self._dtype)
+        given = self.setting.configuration.knobs.dtype
+        known = None if given in (None, "auto") else str(given)
+        change = change_of(self._of(candidate.change, Risk.EXACT), known)
         return judge_readings(first, reading, repeat=again, change=change, limits=self._limits)
 
     def _read_reference(self) -> tuple[ServerReading, ServerReading] | None:
@@ -232,12 +236,24 @@ class Gate:
                     self._cannot = f"the baseline cannot be asked: {error}"
         return self._reference
 
-    def _read(self, configuration: Configuration) -> ServerReading:
-        """What its engine says of the prompts; raises RidgelineError."""
+    def _read(
+        self, configuration: Configuration, reference: ServerReading | None = None
+    ) -> ServerReading:
+        """What its engine says of the prompts, and along the reference's answers where they are
+        known; raises RidgelineError.
+        """
         with self._up(configuration) as endpoint:
-            if not isinstance(endpoint, Served) or not endpoint.urls:
-                raise EndpointError("has no address to be asked at", where=configuration.engine)
-            return read_server(endpoint.urls[0], self._prompts, Asking())
+            reading = read_server(_url(endpoint, configuration), self._prompts, Asking())
+            if reference is None:
+                return reading
+            return follow_server(_url(endpoint, configuration), reading, reference)
+
+    def _along(
+        self, configuration: Configuration, reading: ServerReading, reference: ServerReading
+    ) -> ServerReading:
+        """The reading of an engine that was asked before the reference was, followed up."""
+        with self._up(configuration) as endpoint:
+            return follow_server(_url(endpoint, configuration), reading, reference)
 
     @contextlib.contextmanager
     def _up(self, configuration: Configuration) -> Iterator[Endpoint]:
@@ -286,6 +302,13 @@ class Gate:
         knobs = {n: v for n, v in change.items() if n != "routing"}
         found = risk_of(knobs, self._dtype).reasons
         return {n: v for n, v in knobs.items() if found[n][0] > least}
+
+
+def _url(endpoint: Endpoint, configuration: Configuration) -> str:
+    """Where its first replica is asked; raises EndpointError when it has no address."""
+    if not isinstance(endpoint, Served) or not endpoint.urls:
+        raise EndpointError("has no address to be asked at", where=configuration.engine)
+    return endpoint.urls[0]
 
 
 def without(candidate: Candidate, part: Mapping[str, Any]) -> Candidate:

@@ -8,50 +8,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from ridgeline.domain.errors import EndpointError
-from ridgeline.domain.readings import QualityPrompt, Reading, ServerReading
-from ridgeline.engines.logprobs import Asking, read_server
-from ridgeline.tuning.quality_figures import (
-    Comparison,
-    Figure,
-    agreement_beyond_noise,
-    compare,
-)
+from ridgeline.domain.errors import BadInput, EndpointError
+from ridgeline.domain.readings import QualityPrompt, ServerReading
+from ridgeline.engines.logprobs import Asking, follow_server, least_context, read_server
+from ridgeline.load.address import parse_address
+from ridgeline.tuning.quality_criteria import Criterion, Limits, criteria_of
+from ridgeline.tuning.quality_figures import Comparison
 from ridgeline.tuning.quality_prompts import bundled_prompts
+from ridgeline.tuning.quality_sets import Figures, figures_of
+from ridgeline.tuning.quality_stats import Figure
 from ridgeline.tuning.quality_tasks import TaskComparison
 from ridgeline.tuning.risk import risk_of
+
+__all__ = [
+    "Change", "Criterion", "Limits", "QualityVerdict", "change_of", "has_acted", "judge_quality",
+    "judge_readings", "not_applicable", "with_long",
+]  # fmt: skip
 
 Outcome = Literal["pass", "fail", "no-op", "not applicable", "unknown"]
 
 FEWEST_PROMPTS = 8
 FEWEST_HITS = 0.05  # a model that knows language finds a third of the next words, a random one none
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a candidate must reach. recovery: share of the reference's quality, by likelihood and
-    by agreement, at 95 % confidence. greedy: share of answers that do not part from the reference's
-    where it had a clear preference; None: recovery to the power of the answers' length in tokens,
-    which is what remains when as much agrees at each token.
-    """
-
-    recovery: float = 0.99
-    greedy: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Criterion:
-    """One condition of the gate. met: None = the interval holds the limit, so it is not decided."""
-
-    name: str
-    figure: Figure
-    limit: float
-    met: bool | None
-
-    def sentence(self) -> str:
-        """In words, with the interval."""
-        word = {True: "reaches", False: "is below", None: "cannot be told from"}[self.met]
-        return f"{self.name} {_words(self.figure)} {word} {self.limit:.4g}"
+_HALF = ("bfloat16", "float16", "half")  # one of them is the model's own
+_TYPES = ("dtype", "kv_cache_dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +49,18 @@ class Change:
 
 
 def change_of(
-    changes: Mapping[str, Any], model_dtype: str = "bfloat16", *, dummy_weights: bool = False
+    changes: Mapping[str, Any], model_dtype: str | None = "bfloat16", *, dummy_weights: bool = False
 ) -> Change:
-    """What the gate must know of changed knobs (name -> value, as in `risk_of`)."""
-    found = risk_of(changes, model_dtype)
+    """What the gate must know of changed knobs (name -> value, as in `risk_of`). model_dtype None:
+    not known, and then a type of 16 bits may be the model's own and need not act.
+    """
+    found = risk_of(changes, model_dtype or "bfloat16")
+    unsure = [
+        n for n, v in changes.items() if model_dtype is None and n in _TYPES and v in _HALF
+    ]  # fmt: skip
+    must = [n for n, (risk, _) in found.reasons.items() if risk.needs_gate and n not in unsure]
     return Change(
-        acts=found.risk.needs_gate if changes else None,
+        acts=True if must else None if unsure or not changes else False,
         kv_quantised=found.kv_quantised,
         dummy_weights=dummy_weights or changes.get("load_format") == "dummy",
         names=tuple(f"{k}={v}" for k, v in changes.items() if found.reasons[k][0] == found.risk),
@@ -86,9 +71,10 @@ def change_of(
 class QualityVerdict:
     """The gate's answer, with every figure it rests on.
 
-    candidate, long: candidate against reference on all prompts, and on the long ones alone. repeat:
-    the reference asked twice. floor: the same model in other exact numerics against the reference.
-    acted: whether the change shows in the numbers, None = cannot be told.
+    candidate, short, long: candidate against reference on all prompts, on those that are not long
+    (the user's own), and on the long ones. repeat: the reference asked twice. floor: the same model
+    in other exact numerics against the reference. acted: whether the change shows in the numbers,
+    None = cannot be told.
     """
 
     outcome: Outcome
@@ -104,6 +90,7 @@ class QualityVerdict:
     tasks: tuple[TaskComparison, ...] = ()
     remarks: tuple[str, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    short: Comparison | None = None
 
     @property
     def may_win(self) -> bool:
@@ -118,7 +105,7 @@ class QualityVerdict:
         """Plain values for a file."""
         told = {
             name: None if found is None else found.to_json()
-            for name in ("candidate", "long", "repeat", "floor")
+            for name in ("candidate", "short", "long", "repeat", "floor")
             for found in [getattr(self, name)]
         }
         recovery = self.agreement_recovery
@@ -157,30 +144,54 @@ def judge_quality(
     floor_endpoint_url: the same model in other exact numerics (dtype float32). candidate_model: its
     name, None = the first that it serves. tasks: scores of `harness.run_tasks`. tell: is told which
     server is being read. An endpoint that cannot be asked gives "unknown". Raises BadInput for a
-    wrong URL or API key.
+    wrong URL or API key, and for a server that would be compared with itself.
     """
-    change, limits = change or Change(), limits or Limits()
+    change, limits, asking = change or Change(), limits or Limits(), asking or Asking()
+    asked = [
+        ("reference", reference_endpoint_url, asking.model),
+        ("candidate", candidate_endpoint_url, candidate_model),
+    ]
+    if floor_endpoint_url is not None:
+        asked.append(("noise floor", floor_endpoint_url, None))
+    refuse_equal(asked)
     if change.dummy_weights:
         return not_applicable(limits)
-    chosen, asking = with_long(prompts), asking or Asking()
+    chosen = with_long(prompts)
 
     def read(url: str, who: str, model: str | None = None) -> ServerReading:
         if tell is not None:
             tell(f"{who}: reading {len(chosen)} prompts")
-        return read_server(url, chosen, replace(asking, model=model))
+        return read_server(url, chosen, replace(asking, model=model, context=context))
 
     try:
+        context = least_context([(url, model) for _, url, model in asked])
         reference = read(reference_endpoint_url, "reference", asking.model)
         again = read(reference_endpoint_url, "reference, again", asking.model)
         floor = None
         if floor_endpoint_url is not None:
             floor = read(floor_endpoint_url, "noise floor")
         candidate = read(candidate_endpoint_url, "candidate", candidate_model)
+        candidate = follow_server(candidate_endpoint_url, candidate, reference, asking)
     except EndpointError as error:
         return QualityVerdict("unknown", (str(error),), limits)
     return judge_readings(
         reference, candidate, repeat=again, floor=floor, change=change, limits=limits, tasks=tasks
     )
+
+
+def refuse_equal(asked: Sequence[tuple[str, str, str | None]]) -> None:
+    """Raises BadInput when two of (name, URL, model) are one server and one model."""
+    seen: dict[tuple[Any, str | None], str] = {}
+    for name, url, model in asked:
+        address = parse_address(url)
+        host = "127.0.0.1" if address.host in ("localhost", "::1") else address.host
+        place = (replace(address, host=host), model)
+        if place in seen:
+            raise BadInput(
+                f"{seen[place]} and {name} are the same server", where=address.url,
+                fix="give each its own; models of one server need their names",
+            )  # fmt: skip
+        seen[place] = name
 
 
 def with_long(own: Sequence[QualityPrompt] | None) -> tuple[QualityPrompt, ...]:
@@ -210,7 +221,7 @@ def judge_readings(
     """Judge what servers said; the pure part of `judge_quality`. Tokens that differ: "unknown"."""
     change, limits = change or Change(), limits or Limits()
     try:
-        figures = _figures(reference, candidate, repeat, floor)
+        figures = figures_of(reference, candidate, repeat, floor)
     except ValueError as error:
         return QualityVerdict("unknown", (f"{error}: is it the same model?",), limits)
     compared = figures.candidate
@@ -219,46 +230,21 @@ def judge_readings(
         return not_applicable(limits, why)
     acted, evidence = has_acted(figures, reference, candidate)
     notes = (*_kv_remark(change, evidence), *reference.notes)
-    criteria = _criteria(figures, limits, tasks)
+    if figures.cut:
+        names = ", ".join(figures.cut)
+        notes = (*notes, f"one server read less of these, so compared up to there and without"
+                 f" their answers: {names}")  # fmt: skip
+    criteria = criteria_of(figures, limits, tasks)
     outcome, reasons, remarks = _decide(figures, change, acted, criteria)
     return QualityVerdict(
         outcome, reasons, limits, compared, figures.agreement, figures.long, figures.repeat,
         figures.floor, acted, criteria, tuple(tasks), (*remarks, *notes),
-        evidence,
+        evidence, figures.short,
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    candidate: Comparison
-    agreement: Figure
-    long: Comparison | None
-    repeat: Comparison | None
-    floor: Comparison | None
-
-
-def _figures(
-    reference: ServerReading,
-    candidate: ServerReading,
-    repeat: ServerReading | None,
-    floor: ServerReading | None,
-) -> _Figures:
-    ours, theirs = reference.readings, candidate.readings
-    return _Figures(
-        compare(ours, theirs),
-        agreement_beyond_noise(ours, theirs, None if floor is None else floor.readings),
-        compare(_long(ours), _long(theirs), pieces=True) if _long(ours) else None,
-        None if repeat is None else compare(ours, repeat.readings),
-        None if floor is None else compare(ours, floor.readings),
-    )
-
-
-def _long(readings: Sequence[Reading]) -> list[Reading]:
-    return [reading for reading in readings if reading.prompt.long]
-
-
 def has_acted(
-    figures: _Figures, reference: ServerReading, candidate: ServerReading
+    figures: Figures, reference: ServerReading, candidate: ServerReading
 ) -> tuple[bool | None, dict[str, Any]]:
     """Whether the change shows in the numbers, and what the servers say of their KV cache.
 
@@ -290,47 +276,46 @@ def _beyond(found: Figure | None, noise: Figure | None) -> bool:
     return found.value > (noise.value if noise.high is None else noise.high)
 
 
-def _criteria(
-    figures: _Figures, limits: Limits, tasks: Sequence[TaskComparison]
-) -> tuple[Criterion, ...]:
-    compared, limit = figures.candidate, limits.recovery
-    found = [
-        _criterion("likelihood recovery", compared.recovery, limit),
-        _criterion("agreement recovery", figures.agreement, limit),
-    ]
-    if figures.long is not None:
-        long = figures.long.recovery
-        name = "likelihood recovery on long prompts"
-        found.append(_criterion(name, long, limit, lenient=True))
-    if compared.greedy is not None:
-        greedy = compared.greedy
-        least = limit**greedy.length if limits.greedy is None else limits.greedy
-        found.append(_criterion("greedy agreement", greedy.agreement, least, lenient=True))
-    found += [_criterion(f"task {t.task} ({t.metric})", t.recovery, limit) for t in tasks]
-    return tuple(found)
-
-
-def _criterion(name: str, figure: Figure, limit: float, *, lenient: bool = False) -> Criterion:
-    """lenient: the estimate may be enough. For parts of the prompts, which are few: the conditions
-    on all of them demand the whole interval.
-    """
-    met = None
-    if (figure.value if lenient else figure.low or 0.0) >= limit:
-        met = True
-    elif figure.high is not None and figure.high < limit:
-        met = False
-    return Criterion(name, figure, limit, met)
-
-
 def _decide(
-    figures: _Figures, change: Change, acted: bool | None, criteria: Sequence[Criterion]
+    figures: Figures, change: Change, acted: bool | None, criteria: Sequence[Criterion]
 ) -> tuple[Outcome, tuple[str, ...], tuple[str, ...]]:
     """Outcome, reasons, remarks."""
     what = " and ".join(change.names) or "the change"
+    blind = change.kv_quantised and figures.candidate.prompts_identical
+    if blind and not _asked_in_decode(figures):
+        return "unknown", (
+            f"{what} may show in decode only, and no answers were compared: ask for some on short"
+            " and on long prompts",
+        ), ()  # fmt: skip
     if acted is False and change.acts:
         n = figures.candidate.tokens
         return "no-op", (f"{what} did nothing: all {n} probabilities are the same numbers",), ()
-    remarks = []
+    remarks = _remarks(figures, what, acted)
+    cannot = _cannot(figures, next(c.limit for c in criteria))
+    if cannot is not None:
+        return "unknown", (cannot,), remarks
+    missed = [c.sentence() for c in criteria if c.met is False]
+    if missed:
+        return "fail", tuple(missed), remarks
+    if figures.candidate.prompts < FEWEST_PROMPTS:
+        return "unknown", (
+            f"{figures.candidate.prompts} prompts are too few, {FEWEST_PROMPTS} are needed",
+        ), remarks  # fmt: skip
+    undecided = [c.sentence() for c in criteria if c.met is None]
+    if undecided:
+        return "unknown", (*undecided, "more prompts narrow the interval"), remarks
+    return "pass", tuple(c.sentence() for c in criteria), remarks
+
+
+def _asked_in_decode(figures: Figures) -> bool:
+    """Answers were compared, on long prompts too where there are any."""
+    long = figures.long
+    return figures.candidate.greedy is not None and (long is None or long.greedy is not None)
+
+
+def _remarks(figures: Figures, what: str, acted: bool | None) -> tuple[str, ...]:
+    """What to know besides the conditions."""
+    remarks, greedy = [], figures.candidate.greedy
     if acted is False:
         remarks.append(f"{what} changes no number: it is exact, or it did nothing")
     elif figures.candidate.prompts_identical:
@@ -340,24 +325,32 @@ def _decide(
             f"{what} cannot be told from the reference asked twice; one request at a time makes"
             " servers repeat themselves better"
         )
-    limit = next(c.limit for c in criteria)
-    noise = figures.repeat
+    if greedy is not None and not greedy.enough:
+        remarks.append(
+            f"answers part early at near ties: {greedy.compared:.1f} of {greedy.prompts} could be"
+            " compared"
+        )
+    return tuple(remarks)
+
+
+def _cannot(figures: Figures, limit: float) -> str | None:
+    """Why nothing can be judged by these servers: they must reach what a candidate must."""
+    noise, floor = figures.repeat, figures.floor
     if noise is not None and min(noise.recovery.value, noise.agreement.value) < limit:
-        return "unknown", (
+        return (
             f"the reference does not repeat itself: recovery {noise.recovery.value:.4f},"
-            f" agreement {noise.agreement.value:.4f} when asked twice",
-        ), tuple(remarks)  # fmt: skip
-    missed = [c.sentence() for c in criteria if c.met is False]
-    if missed:
-        return "fail", tuple(missed), tuple(remarks)
-    if figures.candidate.prompts < FEWEST_PROMPTS:
-        return "unknown", (
-            f"{figures.candidate.prompts} prompts are too few, {FEWEST_PROMPTS} are needed",
-        ), tuple(remarks)  # fmt: skip
-    undecided = [c.sentence() for c in criteria if c.met is None]
-    if undecided:
-        return "unknown", (*undecided, "more prompts narrow the interval"), tuple(remarks)
-    return "pass", tuple(c.sentence() for c in criteria), tuple(remarks)
+            f" agreement {noise.agreement.value:.4f} when asked twice"
+        )
+    if floor is None:
+        return None
+    if figures.floor_is_candidate and not figures.candidate.identical:
+        return "the noise floor says the candidate's very numbers: it must be another server"
+    if min(floor.recovery.value, floor.agreement.value) < limit:
+        return (
+            f"the noise floor is not the same model in exact numerics: recovery"
+            f" {floor.recovery.value:.4f}, agreement {floor.agreement.value:.4f}"
+        )
+    return None
 
 
 def _kv_remark(change: Change, evidence: Mapping[str, Any]) -> tuple[str, ...]:
@@ -366,9 +359,3 @@ def _kv_remark(change: Change, evidence: Mapping[str, Any]) -> tuple[str, ...]:
     if change.kv_quantised and theirs is not None and ours == theirs:
         return (f"the candidate's metrics say that its KV cache has the type {theirs}, as before",)
     return ()
-
-
-def _words(figure: Figure) -> str:
-    if figure.low is None or figure.high is None:
-        return f"{figure.value:.4f} (no interval)"
-    return f"{figure.value:.4f} ({figure.low:.4f} to {figure.high:.4f})"

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.tuning.quality_figures import Figure, ratio
+from ridgeline.tuning.quality_stats import Figure, ratio
 
 
 @dataclass(frozen=True, slots=True)
 class TaskComparison:
     """One metric of a task. recovery: the candidate's mean score over the reference's, paired by
-    document. flipped: documents whose scores differ.
+    document; documents weigh the same. flipped: documents whose scores differ.
     """
 
     task: str
@@ -36,6 +36,7 @@ def compare_task(
     if ours.sum() <= 0:
         raise ValueError(f"task {task}: the reference scores 0, there is nothing to recover")
     return TaskComparison(
-        task, metric, len(ours), float(ours.mean()), float(theirs.mean()), ratio(theirs, ours),
+        task, metric, len(ours), float(ours.mean()), float(theirs.mean()),
+        ratio(theirs, ours, weights=np.ones_like(ours)),
         int((ours != theirs).sum()),
     )  # fmt: skip
