@@ -172,6 +172,13 @@ def test_secrets_in_labels_are_masked(tmp_path: Path, capsys: pytest.CaptureFixt
     assert key not in kept
     assert named not in kept
     assert 'gpu_cache_usage="x"' in kept
+    odd = (
+        "# api_key=topsecret9\n# HELP x of AKIAIOSFODNN7EXAMPLE\n"
+        'x_info{api_key = "hunter2hunter2"} 1\n'
+    )
+    kept = stamped(odd, 1.0)
+    assert not [s for s in ("topsecret9", "AKIA", "hunter2hunter2") if s in kept]
+    assert kept.splitlines()[-1].startswith("x_info{api_key = ")
 
 
 @pytest.mark.parametrize(

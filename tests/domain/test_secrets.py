@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ridgeline.domain.secrets import mask, mask_all
+from ridgeline.domain.secrets import looks_secret, mask, mask_all, secret_name, without_secrets
 
 KEY = 'sk-a"b/c+d'
 HELD = {"RIDGELINE_API_KEY": KEY}
@@ -50,3 +50,32 @@ def test_secrets_that_an_engine_was_started_with_are_masked_by_their_name() -> N
             "arguments": ["--api-key", "***", "--seed", "1", "--hf-token=***", "--api-key", "--x"],
         }
     }
+
+
+@pytest.mark.parametrize("name", [
+    "DB_PASS", "PASSPHRASE", "ssh_passphrase", "DB_PWD", "HF_TOKEN_READ", "TOKEN_1", "JWT", "DSN",
+    "SENTRY_DSN", "API_KEY",
+])  # fmt: skip
+def test_names_of_secrets(name: str) -> None:
+    assert secret_name(name)
+
+
+@pytest.mark.parametrize("name", [
+    "max_tokens", "prompt_tokens", "PWD", "OLDPWD", "max_num_batched_tokens", "step_token_budget",
+    "long_prefill_token_threshold", "tokenizer", "bypass", "keyspace",
+])  # fmt: skip
+def test_names_of_other_things(name: str) -> None:
+    assert not secret_name(name)
+
+
+@pytest.mark.parametrize("value", [
+    "AKIA" + "IOSFODNN7EXAMPLE", "https://s3.aws/x?X-Amz-Signature=deadbeefcafe1234",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2ln", "https://a.blob/x?sv=1&sig=abc%3D",
+])  # fmt: skip
+def test_forms_of_secrets(value: str) -> None:
+    assert looks_secret(value)
+
+
+def test_a_url_without_what_it_should_not_say() -> None:
+    assert without_secrets("http://u:p@h:1/load?key=x#y") == "http://h:1/load"
+    assert without_secrets("/get_load") == "/get_load"

@@ -236,9 +236,15 @@ class Account:
     # -- why requests wait
 
     def waits_for(self, engine: EngineLevels) -> str | None:
-        """What an engine's queue waits for: slots, kv, budget, or either (slots or budget)."""
+        """What an engine's queue waits for: slots, kv, budget, either (slots or budget),
+        lora (slots for adapters), or deferred (something else than room)."""
         if engine.waiting is None or engine.waiting.mean < WAITS or engine.running is None:
             return None
+        if self.evidence.lora is not None and self.evidence.lora.full:
+            return "lora"
+        deferred = 0.0 if engine.deferred is None else engine.deferred.mean
+        if engine.waiting.mean - deferred < WAITS:
+            return "deferred"
         full = engine.kv_use is not None and engine.kv_use.high >= KV_FULL
         if self.slots_full(engine) and not engine.preemptions:
             return "slots"

@@ -25,13 +25,24 @@ class Distribution:
         return sum(self.counts)
 
     @property
+    def bucketed(self) -> bool:
+        """Whether there are buckets to tell values apart by (a scraper may drop them)."""
+        return len(self.edges) > 1
+
+    @property
+    def longest(self) -> float | None:
+        """Where the last bucket with values ends; None where that has no end."""
+        ends = [e for e, c in zip(self.edges, self.counts, strict=True) if c]
+        return ends[-1] if ends and isfinite(ends[-1]) else None
+
+    @property
     def mean(self) -> float | None:
         """Exact, from sum and count."""
         return None if self.total is None or not self.count else self.total / self.count
 
     def quantile(self, share: float) -> tuple[float, float] | None:
-        """The ends of the bucket that holds the quantile; None without values."""
-        if not self.count:
+        """The ends of the bucket that holds the quantile; None without values or buckets."""
+        if not self.count or not self.bucketed:
             return None
         seen = 0.0
         for place, (edge, count) in enumerate(zip(self.edges, self.counts, strict=True)):

@@ -10,6 +10,8 @@ from ridgeline.diagnosis.distribution import Distribution
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.workload import Workload
 
+WORKS = 0.05  # of the time: a GPU that does less is idle
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -32,6 +34,7 @@ class Level:
 class EngineLevels:
     """One engine core (a data-parallel rank, or a replica). kv_use 0..1; tokens of the span.
 
+    deferred: of the waiting ones those that wait for something else than room.
     running_queued: requests running in those readings in which others waited. stood_still_s: how
     long it has held requests and nothing of it moved.
     """
@@ -42,6 +45,7 @@ class EngineLevels:
     kv_use: Level | None = None
     generation_tokens: float | None = None
     preemptions: float | None = None
+    deferred: Level | None = None
     running_queued: Level | None = None
     stood_still_s: float = 0.0
 
@@ -78,6 +82,11 @@ class GpuEvidence:
     power_w: float | None = None
     throttled: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def works(self) -> bool:
+        """Whether anything runs on it."""
+        return max(self.utilisation or 0.0, self.sm_active or 0.0) >= WORKS
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -107,6 +116,20 @@ class Known:
     routing: str | None = None
     stats_off: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSlots:
+    """Adapters that a step can hold, and the names of those that run and that wait."""
+
+    most: int
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+    @property
+    def full(self) -> bool:
+        """Whether adapters wait for others to leave."""
+        return bool(self.waiting) and len(self.running) >= self.most
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +205,7 @@ class Evidence:
     sick: tuple[str, ...] = ()
     servers: int = 1
     aliases: Mapping[str, str] = field(default_factory=dict)
+    lora: LoraSlots | None = None
     router: RouterSigns | None = None
     probe: ProbeResult | None = None
 
@@ -243,7 +267,22 @@ class Evidence:
             return None
         return self.accepted_tokens / self.draft_tokens
 
+    @property
+    def own_gpus(self) -> tuple[GpuEvidence, ...]:
+        """The GPUs of the page that are this server's; none where that cannot be told.
+
+        A page of dcgm-exporter is of a whole node. Of more GPUs than the configuration has those at
+        work are taken, if they are as many; without a configuration all, if all do the same.
+        """
+        working = tuple(g for g in self.gpus if g.works)
+        found = self.known.configuration
+        if found is not None and len(self.gpus) <= found.knobs.gpus:
+            return self.gpus
+        if found is not None:
+            return working if len(working) == found.knobs.gpus else ()
+        return self.gpus if len(working) in (0, len(self.gpus)) else ()
+
     def gpu_mean(self, name: str) -> float | None:
-        """A figure of GpuEvidence, averaged over the GPUs that tell it."""
-        told = [v for g in self.gpus if (v := getattr(g, name)) is not None]
+        """A figure of GpuEvidence, averaged over this server's GPUs that tell it."""
+        told = [v for g in self.own_gpus if (v := getattr(g, name)) is not None]
         return sum(told) / len(told) if told else None

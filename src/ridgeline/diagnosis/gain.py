@@ -40,6 +40,7 @@ BESIDE = {"output_tokens_per_s": 0.04, "itl_mean_s": 0.05, "itl_p99_s": 0.20, "t
           "ttft_p95_s": 0.25}  # fmt: skip
 OF_CHANGE = 0.10
 AGREES = 1.4  # factor within which the twin must show what the server does, to be asked at all
+TTFT_AGREES = 2.5  # the server tells it by buckets, and a queue's length is its history
 LEAST_S, MOST_S = 5.0, 20.0  # of the simulated window
 MOST_USERS = 2048
 FINDINGS, TRIES = 2, 4  # of so many findings, so many changes are asked about
@@ -87,19 +88,33 @@ class _NotSeen(Exception):
     """The twin does not show what was observed: what it says of a change is beside the point."""
 
 
-def _check(e: Evidence, before: Mapping[str, float], load: Workload) -> None:
-    """Hold the twin's figures before the change against the server's. Raises _NotSeen."""
-    gap = e.histograms.itl
-    pairs = [("mean time between tokens", "itl_s.mean", None if gap is None else gap.mean)]
+def _check(e: Evidence, before: Mapping[str, float], load: Workload, metric: str) -> None:
+    """Hold the twin's figures before the change against the server's. Raises _NotSeen.
+
+    At least one must be told by both; of a change that is about TTFT the TTFT must be.
+    """
+    gap, ttft = e.histograms.itl, e.histograms.ttft
+    pairs = [("mean time between tokens", "itl_s.mean", None if gap is None else gap.mean, AGREES)]
     if load.arrivals.closed_loop:
-        pairs.append(("output tokens/s", TOKENS, e.per_s(e.generation_tokens)))
-    for words, path, seen in pairs:
+        pairs.append(("output tokens/s", TOKENS, e.per_s(e.generation_tokens), AGREES))
+    about_ttft = metric.startswith("ttft")
+    if about_ttft:
+        seen = None if ttft is None else ttft.estimate(0.5)
+        pairs.append(("median TTFT", PATHS["ttft_p50_s"], seen, TTFT_AGREES))
+    held = []
+    for words, path, seen, factor in pairs:
         told = before.get(path)
-        if seen and told and not 1 / AGREES < told / seen < AGREES:
+        if not seen or not told:
+            continue
+        held.append(path)
+        if not 1 / factor < told / seen < factor:
             raise _NotSeen(
                 f"the twin does not see this limit: its {words}: {told / seen:.2f} times what the"
                 " server shows (`ridgeline calibrate` fits it to the host)"
             )
+    if not held or (about_ttft and PATHS["ttft_p50_s"] not in held):
+        what = "TTFT" if held else "figure"
+        raise _NotSeen(f"the page tells no {what} that the twin could be held against")
 
 
 def _gains(
@@ -120,7 +135,7 @@ def _gains(
     else:
         paired = paired_ratios(before, after, load, doubt_of(base))
         whole = paired.before
-    _check(e, whole, load)
+    _check(e, whole, load, metric)
     found = paired.ratios
     if load.arrivals.closed_loop:
         names = dict.fromkeys((metric, "output_tokens_per_s"))

@@ -13,6 +13,7 @@ from ridgeline.diagnosis.evidence import (
     Histograms,
     Known,
     Level,
+    LoraSlots,
 )
 from ridgeline.diagnosis.lives import RETURNS, came_late, in_turn, without_ended
 from ridgeline.diagnosis.stillness import DONE as _DONE
@@ -63,7 +64,7 @@ def gather(
         waiting=reading.level("vllm:num_requests_waiting"),
         waiting_capacity=reading.level(_BY_REASON, reason="capacity"),
         waiting_deferred=reading.level(_BY_REASON, reason="deferred"),
-        kv_use=reading.level("vllm:kv_cache_usage_perc", mean=True),
+        kv_use=reading.level("vllm:kv_cache_usage_perc", mean=True), lora=_lora(pages[-1]),
         histograms=reading.histograms(), health=health, lost=lost, restarts=reading.restarts,
         mixed=reading.mixed, aliases=renamed(raw[-1]),
         gpus=gpus_of(gpu_pages), gpu_page=bool(gpu_pages),
@@ -101,13 +102,14 @@ _HISTOGRAMS = {
 _SOURCES = "vllm:prompt_tokens_by_source_total"
 _TRANSFERRED = ("vllm:nixl_bytes_transferred_sum", "vllm:nixl_bytes_transferred_total",
                 "vllm:mooncake_bytes_transferred_sum")  # fmt: skip
+_LORA = "vllm:lora_requests_info"
 _CPU = "process_cpu_seconds_total"
 
 
 # All that is read of a page, as beginnings of wire names: for readers that skip the rest.
 WANTED = (
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
-    "vllm:cache_config", _DONE, _SOURCES, *_TRANSFERRED, _CPU, STARTED,
+    "vllm:cache_config", _LORA, _DONE, _SOURCES, *_TRANSFERRED, _CPU, STARTED,
     *_COUNTS.values(), *_HISTOGRAMS.values(),
     *(old for olds in OLD_NAMES.values() for old in olds),
     *(prefix for prefix in PREFIXES if prefix != "vllm:"),
@@ -215,6 +217,7 @@ class _Reading:
             self.level("vllm:kv_cache_usage_perc", mean=True, keep=mine),
             self.count("vllm:generation_tokens_total", mine),
             self.count("vllm:num_preemptions_total", mine),
+            self.level(_BY_REASON, keep=mine, reason="deferred"),
             self._running_queued(mine),
         )
 
@@ -266,6 +269,20 @@ def _cores(reading: _Reading, span: float) -> Mapping[str, float]:
     return {} if used is None or not span else {"api server": used / span}
 
 
+def _lora(page: Scrape) -> LoraSlots | None:
+    """The adapters of the newest series, whose value is when it was written."""
+    rows = [s for s in page.series(_LORA) if isfinite(s.value)]
+    if not rows:
+        return None
+    labels = max(rows, key=lambda s: s.value).labels
+    most = _whole(labels.get("max_lora"))
+    running, waiting = (
+        tuple(filter(None, labels.get(f"{what}_lora_adapters", "").split(",")))
+        for what in ("running", "waiting")
+    )
+    return None if not most else LoraSlots(most, running, waiting)
+
+
 def _from_page(known: Known, page: Scrape) -> Known:
     """What the page's cache_config_info tells, where nothing else told it."""
     rows = page.series("vllm:cache_config_info")
@@ -313,8 +330,8 @@ GPU_FIELDS = tuple(_FIELDS)
 def gpus_of(pages: Iterable[Scrape]) -> tuple[GpuEvidence, ...]:
     """The GPUs of dcgm-exporter's pages, each figure the mean over them.
 
-    Shares come as 0..1 (profiling fields) or 0..100 (utilisation, and some exporters' others): a
-    field with any value above 1 is in percent.
+    Utilisation is in percent always; the profiling fields are shares of 0..1, or of 0..100 in some
+    exporters, which a value above 1 gives away.
     """
     values: dict[str, dict[str, list[float]]] = {}
     names: dict[str, str] = {}
@@ -329,7 +346,8 @@ def gpus_of(pages: Iterable[Scrape]) -> tuple[GpuEvidence, ...]:
                     values.setdefault(field, {}).setdefault(index, []).append(series.value)
     percent = {
         field for field, told in values.items()
-        if field != "power_w" and max(max(v) for v in told.values()) > 1.0
+        if field == "utilisation"
+        or (field != "power_w" and max(max(v) for v in told.values()) > 1.0)
     }  # fmt: skip
     return tuple(
         GpuEvidence(index, names[index] or None, **{

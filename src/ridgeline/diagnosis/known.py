@@ -18,6 +18,7 @@ from ridgeline.domain.defaults import ResolvedKnobs, resolve
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.model import shape
+from ridgeline.domain.secrets import without_secrets
 from ridgeline.domain.workload import Workload
 from ridgeline.engines.vllm_log import read_start_up
 
@@ -137,8 +138,14 @@ def _captured(log: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-_POLICY = re.compile(r"polic(?:y|ies)\W{0,3}\s*[=:]?\s*['\"]?([A-Za-z_]+)", re.IGNORECASE)
-_URL = r"(https?://[^\s'\",;)\]]+|/[^\s'\",;)\]]*loads?\b[^\s'\",;)\]]*)"
+_POLICY = re.compile(
+    r"(?<!scheduling[_ -])\bpolic(?:y|ies)\W{0,3}\s*[=:]?\s*['\"]?([A-Za-z_]+)", re.IGNORECASE
+)
+_ROUTER = re.compile(r"\brouter|\bgateway|load[ _-]?balanc", re.IGNORECASE)
+# where routers ask engines for their load
+_URL = (
+    r"((?:https?://[^\s'\",;)\]/]+)?/(?:v1/)?(?:get_)?(?:server_)?loads?(?![\w/.-])[^\s'\",;)\]]*)"
+)
 _NOT_FOUND = re.compile(rf"{_URL}.*\b404\b")
 _NOT_FOUND_FIRST = re.compile(rf"\b404\b.*?{_URL}")
 
@@ -150,9 +157,9 @@ def router_signs(log: str) -> RouterSigns | None:
         named = _POLICY.search(line)
         if policy is None and named is not None:
             policy = named[1]
-        if "load" not in line.lower():
-            continue
         url = _NOT_FOUND.search(line) or _NOT_FOUND_FIRST.search(line)
         if url is not None:
-            failed[url[1].rstrip(":")] += 1
-    return RouterSigns(policy, dict(failed)) if policy is not None or failed else None
+            failed[without_secrets(url[1].rstrip(":"))] += 1
+    if policy is None and not (failed and _ROUTER.search(log)):
+        return None
+    return RouterSigns(policy, dict(failed))

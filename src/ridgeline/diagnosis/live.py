@@ -267,7 +267,7 @@ def figures(
     used = (busy or 0.0) / step if step else None
     ttft = e.histograms.ttft
     inside = None
-    if ttft_limit_s is not None and ttft is not None and ttft.count:
+    if ttft_limit_s is not None and ttft is not None and ttft.count and ttft.bucketed:
         inside = 1 - ttft.share_above(ttft_limit_s)[1]
     return Now(
         name, True, silent_s, None, e, diagnose(e),

@@ -22,7 +22,8 @@ Rule = Callable[[Evidence], Iterable[Finding]]
 RULES: tuple[Rule, ...] = (
     alive.unhealthy, alive.unreachable, alive.several_servers, alive.hung, alive.unanswered,
     alive.page_absent, memory.kv_below_context, caching.transfer, balance.router_blind,
-    balance.imbalance, slots.batch_ceiling, slots.slots_or_budget, memory.kv_memory,
+    balance.imbalance, slots.batch_ceiling, slots.slots_or_budget, slots.lora_slots,
+    slots.deferred, memory.kv_memory,
     prompts.token_budget, prompts.prefill_stalls, host.eager, host.above_graphs, host.engine_core,
     host.api_server, speculation.speculation, gpu.near_bound, traffic.mixed_classes,
     traffic.requests_fail, traffic.priority, traffic.between, gpu.low_load, traffic.clients_leave,

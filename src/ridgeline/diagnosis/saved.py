@@ -10,17 +10,23 @@ from ridgeline.domain.errors import BadInput
 from ridgeline.domain.secrets import MASK, looks_secret, mask, secret_name
 from ridgeline.telemetry.prometheus import Scrape, parse_metrics, whole_lines
 
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)(\s*=\s*)"((?:[^"\\]|\\.)*)"')
+_COMMENT = re.compile(r"^[ \t]*#(?! (?:HELP|TYPE|UNIT|EOF|ridgeline:)).*\n?", re.MULTILINE)
 _AT = re.compile(r"^# ridgeline: read at ([0-9.]+)$", re.MULTILINE)
 
 
 def masked(text: str) -> str:
-    """A page without what its labels hold of secrets, known by their name or by their form."""
+    """A page without what its labels hold of secrets, known by their name or by their form.
+
+    Nor with comments that are none of the format's: nobody knows what they hold.
+    """
 
     def one(label: re.Match[str]) -> str:
-        return f'{label[1]}="{label_masked(label[1], label[2])}"'
+        return f'{label[1]}{label[2]}"{label_masked(label[1], label[3])}"'
 
-    return mask(_LABEL.sub(one, text))
+    kept = _LABEL.sub(one, _COMMENT.sub("", text))
+    return mask("\n".join(line for line in kept.split("\n")
+                          if not (line.startswith("#") and looks_secret(line))))  # fmt: skip
 
 
 def label_masked(name: str, value: str) -> str:

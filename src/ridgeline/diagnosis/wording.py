@@ -3,6 +3,9 @@
 from ridgeline.diagnosis.evidence import Evidence, Level
 from ridgeline.diagnosis.finding import Fact
 
+# of a change after which the model says other things
+ANSWERS = "(it changes answers: check them with `ridgeline quality`)"
+
 
 def level_fact(name: str, words: str, level: Level | None) -> list[Fact]:
     """A gauge: its mean, with its least and most."""

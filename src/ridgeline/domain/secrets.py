@@ -19,12 +19,15 @@ SHORTEST = 4  # what is shorter is found in ordinary words; no service gives out
 
 _NAME = re.compile(
     r"secret|passw|credential|cookie|signature|authorization|(api|access|private|auth)[-_.]?(key|token)"
-    r"|(^|[-_.])(auth|bearer|token|keys?|pat)$",
+    r"|(^|[-_.])(auth|bearer|token|keys?|pat|pass|jwt|dsn)([-_.]\d+)?$"
+    r"|passphrase|.[-_.]pwd$|(^|[-_.])token[-_.](read|write|ro|rw|admin)$",
     re.IGNORECASE,
 )
 _PLACE = re.compile(r"(file|path|dir|folder)$", re.IGNORECASE)  # where a secret lies is none
 _FORM = re.compile(  # what the services that give them out begin them with; a password in a URL
-    r"(?<![A-Za-z0-9])(hf_|sk-|ghp_|github_pat_|glpat-|nvapi-)[A-Za-z0-9_-]{16,}"
+    r"(?<![A-Za-z0-9])(hf_|sk-|ghp_|github_pat_|glpat-|nvapi-|xox[abp]-|AIza)[A-Za-z0-9_-]{16,}"
+    r"|(?<![A-Za-z0-9])A[KS]IA[A-Z0-9]{16}|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\."
+    r"|[?&](X-Amz-(Signature|Credential|Security-Token)|X-Goog-Signature|Signature|sig)=[^&\s]"
     r"|\b(bearer|basic) +\S|://[^/@\s:]*:[^/@\s]+@",
     re.IGNORECASE,
 )
@@ -42,6 +45,11 @@ def secret_name(name: str) -> bool:
 def looks_secret(value: str) -> bool:
     """True when a text has the form of a known service's key, or holds a password."""
     return _FORM.search(value) is not None
+
+
+def without_secrets(url: str) -> str:
+    """A URL without its user's name and password, its query and its fragment."""
+    return re.sub(r"://[^/@\s]*@", "://", re.split(r"[?#]", url, maxsplit=1)[0])
 
 
 def secret_in_words(words: Sequence[str]) -> str | None:

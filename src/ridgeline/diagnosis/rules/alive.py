@@ -212,7 +212,15 @@ def gpu_telemetry(e: Evidence) -> Iterable[Finding]:
     )
     if power is not None:
         seen.append(Fact("power_w", power, f"{power:.0f} W", "W"))
-    if Account(e).gpu_page_broken:
+    if e.gpus and not e.own_gpus:
+        working = sum(g.works for g in e.gpus)
+        yield Finding(
+            "gpu-telemetry", f"the page has {len(e.gpus)} GPUs, {working} of them at work: which"
+            " are this server's cannot be told", "note", 0.0, "", (), "high",
+            (Try("the GPU page", "one of this server's GPUs alone; and give --study, or --model and"
+                 " --gpu", None, why_no_gain="it is the instrument"),),
+        )  # fmt: skip
+    elif Account(e).gpu_page_broken:
         yield Finding(
             "gpu-telemetry", "telemetry broken: the GPU's profiling fields are 0 while it works;"
             " its activity is unknown, not idle", "note", 0.0, "", tuple(seen), "high",

@@ -6,7 +6,7 @@ from math import isfinite
 from ridgeline.diagnosis.account import WAITS, Account
 from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Fact, Finding, Try, Wont
-from ridgeline.diagnosis.wording import kv_facts, ms, queue_facts
+from ridgeline.diagnosis.wording import ANSWERS, kv_facts, ms, queue_facts
 
 # Of the roofline, and of the time that the memory or the tensor cores are active: good kernels
 # reach 0.6 to 0.8 of the bandwidth, and less of the FLOPs, because attention reaches half of it.
@@ -49,9 +49,17 @@ def near_bound(e: Evidence) -> Iterable[Finding]:
     if e.step_s is not None and account.floor is not None:
         facts.append(Fact("step_s", e.step_s, f"a step takes {ms(e.step_s)}, on the roofline"
                           f" {ms(account.floor.seconds)}", "s"))  # fmt: skip
-    tries = [Try("quantization", "fp8", {"quantization": "fp8"}, metric="itl_mean_s")]
-    if name == "bandwidth" and account.floor is not None and account.floor.kv_share > 0.3:
-        tries.insert(0, Try("kv_cache_dtype", "fp8", {"kv_cache_dtype": "fp8"},
+    tries = []
+    if account.knobs is None or account.knobs.weights == "bf16":
+        tries.append(Try("quantization", f"fp8 {ANSWERS}", {"quantization": "fp8"},
+                         metric="itl_mean_s"))  # fmt: skip
+    if (
+        name == "bandwidth"
+        and account.floor is not None
+        and account.floor.kv_share > 0.3
+        and (e.known.kv_dtype in (None, "auto", "bfloat16", "float16"))
+    ):
+        tries.insert(0, Try("kv_cache_dtype", f"fp8 {ANSWERS}", {"kv_cache_dtype": "fp8"},
                             metric="itl_mean_s"))  # fmt: skip
     tries.append(Try("data_parallel_size", "one more replica", None,
                      why_no_gain="another GPU is paid for: ask `ridgeline plan`"))  # fmt: skip

@@ -78,7 +78,7 @@ def above_graphs(e: Evidence) -> Iterable[Finding]:
     """Many steps carry more tokens than the largest captured graph and are launched by hand."""
     account = Account(e)
     tokens, capture = e.histograms.step_tokens, e.known.capture
-    if not capture or tokens is None or not tokens.count or e.known.eager:
+    if not capture or tokens is None or not tokens.count or not tokens.bucketed or e.known.eager:
         return
     low, high = tokens.share_above(capture)
     waits = _waits(e, account, GRAPH_SHARE)

@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from ridgeline.diagnosis.account import KV_FULL, Account
 from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Fact, Finding, Try, Wont
-from ridgeline.diagnosis.wording import kv_facts, queue_facts
+from ridgeline.diagnosis.wording import ANSWERS, kv_facts, queue_facts
+
+MOST_MEMORY = 0.95  # of the GPU's; more leaves no room for what is not counted
 
 
 def kv_memory(e: Evidence) -> Iterable[Finding]:
@@ -49,14 +51,17 @@ def _fits(e: Evidence) -> int | None:
 
 def _tries(e: Evidence, fits: int | None, *, thrash: bool) -> Iterable[Try]:
     if e.known.kv_dtype in (None, "auto", "bfloat16", "float16"):
-        yield Try("kv_cache_dtype", "fp8", {"kv_cache_dtype": "fp8"})
+        yield Try("kv_cache_dtype", f"fp8 {ANSWERS}", {"kv_cache_dtype": "fp8"})
     if thrash and fits is not None:
         cap = fits
         yield Try("max_num_seqs", f"{cap} (cap the batch where it fits)", {"max_num_seqs": cap})
         yield Try("watermark", "0.02 (vLLM 0.33)", None,
                   why_no_gain="not predicted: its effect depends on the arrivals")  # fmt: skip
-    yield Try("gpu_memory_utilization", "0.95, if nothing else is on the GPU",
-              {"gpu_memory_utilization": 0.95})  # fmt: skip
+    given = e.known.configuration
+    now = None if given is None else given.knobs.gpu_memory_utilization
+    if now is None or now < MOST_MEMORY:
+        yield Try("gpu_memory_utilization", f"{MOST_MEMORY:g}, if nothing else is on the GPU",
+                  {"gpu_memory_utilization": MOST_MEMORY})  # fmt: skip
 
 
 def stuck(e: Evidence) -> bool:
@@ -90,7 +95,7 @@ def kv_below_context(e: Evidence) -> Iterable[Finding]:
         "kv-below-context", title, "fault" if blocked else "note", 1.0 if blocked else 0.0,
         "KV capacity below max_model_len" if blocked else "", tuple(facts), "high",
         (Try("max_model_len", str(tokens), None, why_no_gain="it makes them refused, not faster"),
-         Try("kv_cache_dtype", "fp8 (twice the tokens)", {"kv_cache_dtype": "fp8"})),
+         Try("kv_cache_dtype", f"fp8 (twice the tokens) {ANSWERS}", {"kv_cache_dtype": "fp8"})),
         (Wont("restart", "/health says 200 and the same request would wait for ever again"),)
         if blocked else (),
     )  # fmt: skip

@@ -100,19 +100,31 @@ def worst_gap_s(e: Evidence, account: Account) -> float | None:
 
 
 def prefill_rate(e: Evidence, account: Account) -> float | None:
-    """Prompt tokens per second while prompts are computed."""
+    """Prompt tokens per second while prompts are computed; at least what the gaps show.
+
+    Prompts that are computed side by side each count the whole time, so that their tokens over
+    their times are too few: no step full of prompt took longer than the longest gap.
+    """
     prefill, tokens = e.histograms.prefill, account.computed_prompt_tokens
-    if prefill is not None and prefill.total and tokens:
+    if prefill is None or not prefill.total or not tokens:
+        return None
+    gaps, budget = e.histograms.itl, e.known.max_num_batched_tokens
+    longest = None if gaps is None else gaps.longest
+    if longest is None or budget is None:
         return tokens / prefill.total
-    return None
+    return max(tokens / prefill.total, budget / longest)
 
 
 def _smaller(e: Evidence, account: Account) -> Iterable[Try]:
     budget = e.known.max_num_batched_tokens
     smaller = 2048 if budget is None or budget > 4096 else max(256, budget // 4)
     half = smaller // 2
-    yield Try("max_num_batched_tokens", str(smaller), {"max_num_batched_tokens": smaller},
-              metric="itl_p99_s", expect=_expected(e, account, smaller))  # fmt: skip
+    if budget is None:
+        yield Try("max_num_batched_tokens", "half of what it is", None,
+                  why_no_gain="its present value is not known: give --study or --log")  # fmt: skip
+    elif smaller < budget:
+        yield Try("max_num_batched_tokens", str(smaller), {"max_num_batched_tokens": smaller},
+                  metric="itl_p99_s", expect=_expected(e, account, smaller))  # fmt: skip
     yield Try("long_prefill_token_threshold", str(half), {"long_prefill_token_threshold": half},
               metric="itl_p99_s", expect=_expected(e, account, half))  # fmt: skip
     yield Try("prefill_schedule_interval", "4 (vLLM 0.33)", None,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from ridgeline.diagnosis.account import Account
 from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Fact, Finding, Try, Wont
-from ridgeline.diagnosis.wording import kv_facts, queue_facts
+from ridgeline.diagnosis.wording import kv_facts, level_fact, queue_facts
 
 ROOM = 0.9  # of the pool that a proposed ceiling fills
 
@@ -56,6 +56,40 @@ def slots_or_budget(e: Evidence) -> Iterable[Finding]:
         (Try("max_num_seqs", "more, if as many run as it says", None, why_no_gain=why),
          Try("max_num_batched_tokens", "more, if fewer run", None, why_no_gain=why)),
         tuple(_wont(e)),
+    )  # fmt: skip
+
+
+def lora_slots(e: Evidence) -> Iterable[Finding]:
+    """Requests wait for an adapter's slot: those that run take all that a step can hold."""
+    share = Account(e).queue_share_of("lora")
+    if not share or e.lora is None:
+        return
+    yield Finding(
+        "lora-slots", f"{share:.0%} of the requests wait, and all {e.lora.most} slots for"
+        f" adapters are taken: {len(e.lora.waiting)} adapters wait",
+        "limit", share, "LoRA slots (max_loras)",
+        (Fact("max_loras", float(e.lora.most), f"max_loras {e.lora.most}, running"
+              f" {', '.join(e.lora.running)}, waiting {', '.join(e.lora.waiting)}"),
+         *queue_facts(e), *kv_facts(e)), "medium",
+        (Try("max_loras", str(len(e.lora.running) + len(e.lora.waiting)), None,
+             why_no_gain="adapters are not in the twin"),),
+        (Wont("max_num_seqs, max_num_batched_tokens", "what is missing is the adapter's slot"),),
+    )  # fmt: skip
+
+
+def deferred(e: Evidence) -> Iterable[Finding]:
+    """Requests wait for something that no room would bring."""
+    share = Account(e).queue_share_of("deferred")
+    if not share:
+        return
+    yield Finding(
+        "deferred", f"{share:.0%} of the requests wait, but not for room: KV from another instance,"
+        " a grammar, an adapter", "limit", share, "what deferred requests wait for",
+        (*level_fact("waiting_deferred", "deferred", e.waiting_deferred), *queue_facts(e)),
+        "medium",
+        (Try("where it comes from", "the prefill instance and the KV transfer, first", None,
+             why_no_gain="the page does not tell what they wait for"),),
+        (Wont("max_num_seqs, max_num_batched_tokens", "the scheduler sets them aside"),),
     )  # fmt: skip
 
 

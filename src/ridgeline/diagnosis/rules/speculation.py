@@ -30,11 +30,17 @@ def speculation(e: Evidence) -> Iterable[Finding]:
     if (cost is None and length >= LITTLE) or (cost is not None and length >= 1.05 * cost):
         return
     lost = 1 - length / (cost or nan) if cost is not None else 1 - length / LITTLE
+    said = f"{length:.2f} tokens a step"
+    title = (
+        f"speculation may not pay: {said}, and what a step costs is not known" if cost is None
+        else f"speculation does not pay: {said} at {cost:.2f} times the cost"
+    )  # fmt: skip
     yield Finding(
-        "speculation", f"speculation does not pay: {length:.2f} tokens a step"
-        + ("" if cost is None else f" at {cost:.2f} times the cost"),
-        "limit", (1 - account.queue_share) * max(0.1, lost), "speculation below break-even",
-        tuple(facts), "high" if cost is not None else "medium",
+        "speculation", title,
+        "note" if cost is None else "limit",
+        0.0 if cost is None else (1 - account.queue_share) * max(0.1, lost),
+        "" if cost is None else "speculation below break-even",
+        tuple(facts), "high" if cost is not None else "low",
         (Try("speculative_config", "off", {"speculative_config": None}),
          Try("num_speculative_tokens", str(max(1, int(k / 2))), None,
              why_no_gain="acceptance by position is needed")),
