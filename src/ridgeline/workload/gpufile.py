@@ -46,7 +46,7 @@ def _refuse_taken_name(row: dict[str, Any], path: Path) -> None:
         return
     apart = differing_rates(known, gpu_from_row(row))
     if apart:
-        what = f"is called {known.name}, whose {', '.join(apart)} in the catalogue is another"
+        what = f"is called {known.name}, but not with the catalogue's {', '.join(apart)}"
         raise BadInput(what, where=path.name, fix="give yours a name of its own")
 
 
