@@ -99,12 +99,83 @@ def test_a_router_stands_before_the_servers_and_has_the_only_first_port() -> Non
      'modal.Secret.from_dict({"HF_TOKEN": "hunter2"})', "in clear: Secret.from_dict"),
     ("modal", "startup_timeout=254", "startup_timeout=60", "allows 60 s, a start takes 97 s"),
     ("modal", "min_containers=2", "min_containers=1", "2 GPUs, the configuration needs 4"),
+    ("modal", '"Qwen/Qwen3-4B"', '"Qwen/Qwen3-32B"', "it serves Qwen/Qwen3-32B"),
+    ("modal", '"H200:2"', '"A10:2"', "gpu: A10, the configuration is for H200"),
+    ("modal", "Popen([*COMMAND, ", 'Popen(["sleep", "9", ', "it does not start COMMAND"),
+    ("modal", "import modal\n", "import modal, os\nos.environ['VLLM_API_KEY'] = 'letmein'\n",
+     "in clear: VLLM_API_KEY"),
+    ("compose", "Qwen/Qwen3-4B", "Qwen/Qwen3-32B", "it serves Qwen/Qwen3-32B"),
+    ("compose", '"64"', '"64"\n      - "--enforce-eager"', "--enforce-eager is not in the config"),
+    ("compose", '"64"', '"64"\n      - "--max_num_seqs"\n      - "8"', "more than once"),
+    ("compose", ":v0.21.0", ":nightly-cu130", "is not pinned"),
+    ("compose", ":v0.21.0", ":v0.20.0", "the configuration is for vllm/vllm-openai:v0.21.0"),
+    ("compose", "127.0.0.1:8000:8000", "8000:8000", "reachable from outside"),
+    ("compose", "${HF_TOKEN:?set it}", "${HF_TOKEN:-mysecret}", "in clear: vllm-0: HF_TOKEN"),
+    ("compose", "${HF_TOKEN:?set it}", "$$ecretvalue", "in clear: vllm-0: HF_TOKEN"),
+    ("compose", "    deploy:\n", "    deploy:\n      replicas: 2\n", "copies of one server share"),
+    ("compose", 'entrypoint: ["vllm", "serve"]', 'entrypoint: ["sleep"]', "does not run"),
+    ("kubernetes", "type: ClusterIP", "type: LoadBalancer", "reachable from outside the cluster"),
+    ("kubernetes", "NVIDIA-H200", "NVIDIA-L4", "NVIDIA-L4, the configuration is for NVIDIA-H200"),
+    ("kubernetes", '["vllm", "serve"]', '["vllm", "serve", "--api-key", "abcdefgh"]',
+     "in clear: chat-400-users, container vllm: --api-key"),
+    ("skypilot", "  accelerators: H200:2\n", "", "0 GPUs, the configuration needs 4"),
+    ("skypilot", "num_nodes: 1", "num_nodes: 2", "num_nodes: 2"),
+    ("skypilot", "accelerators: H200:2", "accelerators: {L4: 2}", "L4, the configuration"),
 ])  # fmt: skip
 def test_a_mistake_in_a_file_is_caught(target: str, old: str, new: str, word: str) -> None:
     text = render(deployment(), target)
     assert old in text
     problems = check(text.replace(old, new), target, deployment())
     assert any(word in p for p in problems), problems
+
+
+def test_a_kubernetes_secret_with_its_values_is_caught() -> None:
+    text = render(deployment(), "kubernetes")
+    text += (
+        "---\napiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {VLLM_API_KEY: x}\n"
+    )
+    assert any("in clear: Secret s" in p for p in check(text, "kubernetes", deployment()))
+
+
+def test_other_forms_that_a_platform_allows_are_read_too() -> None:
+    sky = render(deployment(), "skypilot").replace("H200:2", "{H200: 2}")
+    assert check(sky, "skypilot", deployment()) == ()
+    compose = render(deployment(), "compose").replace("start_period: 254s", "start_period: 4m14s")
+    assert check(compose, "compose", deployment()) == ()
+
+
+def test_without_a_measured_start_probes_are_not_judged() -> None:
+    assumed = deployment_of("Chat, 400 users", PAIR)
+    text = render(deployment(), "kubernetes")  # made with a start of 97 s: allows less than 300
+    assert check(text, "kubernetes", assumed) == ()
+
+
+def test_a_dollar_stays_one_in_compose() -> None:
+    """Compose replaces $NAME in every value; what was measured had the dollar."""
+    priced = replace(PAIR, launch=Launch(environment={"FORMAT": "a$b"}, arguments=("--x", "${y}")))
+    text = render(deployment(priced), "compose")
+    assert '"a$$b"' in text
+    assert '"$${y}"' in text
+    assert check(text, "compose", deployment(priced)) == ()
+
+
+@pytest.mark.parametrize(("target", "old", "new"), [
+    ("compose", "retries: 3", "retries: many"),
+    ("compose", 'device_ids: ["0", "1"]', "count: all"),
+    ("kubernetes", "nvidia.com/gpu: 2", "nvidia.com/gpu: one"),
+    ("kubernetes", "periodSeconds: 10", "periodSeconds: ten"),
+    ("kubernetes", "  template:\n", "  templates:\n"),
+    ("skypilot", "initial_delay_seconds: 254", "initial_delay_seconds: lots"),
+    ("skypilot", "vllm serve", "vllm 'serve"),
+    ("modal", '"H200:2"', '"H200:x"'),
+    ("modal", "startup_timeout=254", 'startup_timeout="254s"'),
+])  # fmt: skip
+def test_what_cannot_be_read_is_said_in_one_line(target: str, old: str, new: str) -> None:
+    text = render(deployment(), target)
+    assert old in text
+    with pytest.raises(BadInput) as caught:
+        check(text.replace(old, new), target, deployment())
+    assert "\n" not in str(caught.value)
 
 
 def test_a_secret_known_by_its_form_is_caught_wherever_it_stands() -> None:
@@ -161,7 +232,10 @@ def test_what_only_a_measurement_needs_stays_out_and_is_said() -> None:
     measured = replace(
         PAIR, launch=Launch(arguments=("--load-format", "dummy", "--seed", "1"), resident=7)
     )
-    made = deployment(measured)
+    with pytest.raises(BadInput, match="random weights in the shape of Qwen/Qwen3-4B"):
+        deployment(measured)
+    made = deployment(measured, model="org/weights")
+    assert made.command[2] == "org/weights"
     assert made.words[-2:] == ("--seed", "1")
     assert "dummy" not in made.words
     assert any("random weights" in note for note in made.notes)

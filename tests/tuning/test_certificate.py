@@ -8,11 +8,11 @@ OWN, ANY = Bound(64, 0.005, 10_000.0), Bound(128, 0.008, 16_000.0, {"quantizatio
 
 
 def test_a_search_that_is_done_says_how_near_the_bounds_it_is_and_what_is_left() -> None:
-    found = certify(8300.0, OWN, ANY, Outlook(0.004, -0.01, None, 0.95, 310))
+    found = certify(8300.0, OWN, ANY, Outlook(0.002, -0.01, None, 0.95, 310))
     assert found.complete
     assert found.sentence() == (
         "at 52% of the bound of any setting and 83% of its own settings'; the twin sees no setting"
-        " worth more than 0.4 % among 310 looked at"
+        " worth more than 0.2 % among 310 looked at"
     )
 
 

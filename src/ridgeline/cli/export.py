@@ -34,6 +34,10 @@ def export(
             help="Results of the study: how long starts took, and what was measured, go with it.",
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="M", help="The model to serve, where the study measured its shape."),
+    ] = None,
     image: Annotated[
         str | None,
         typer.Option(metavar="IMAGE", help="The engine's image [vllm/vllm-openai of its version]."),
@@ -64,7 +68,9 @@ def export(
     study = load_study(file)
     spec = study.baseline if experiment is None else study.experiment(experiment)
     found = None if runs is None else _measured(runs, spec)
-    wanted = _deployment(study, spec, found, image=image, revision=revision, where=str(file))
+    wanted = _deployment(
+        study, spec, found, model=model, image=image, revision=revision, where=str(file)
+    )
     if check is not None:
         return _check(check, to, wanted)
     texts = {FILES[t][1]: render(wanted, t) for t in to}
@@ -86,27 +92,48 @@ def _check(file: Path, to: list[str], wanted: "Deployment") -> int:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot be read: {error}", where=str(file)) from None
-    problems = checked(text, to[0], wanted)
+    try:
+        problems = checked(text, to[0], wanted)
+    except BadInput as error:
+        where = f"{file}: {error.where}" if error.where else str(file)
+        raise BadInput(error.what, where=where, fix=error.fix) from None
     for problem in problems:
         say(f"{file}: {problem}")
+    if not wanted.start.measured:
+        say("note: probes are not held against a start's time: no run was given (--runs)")
     if not problems:
         say(f"{file}: nothing wrong was found")
     return GATE_FAILED if problems else 0
 
 
 def _measured(folder: Path, spec: "ExperimentSpec") -> "ExperimentResult":
-    """The experiment's results: by its name, else the one with the same knobs."""
+    """The results of this very configuration; raises BadInput with what the nearest differs in."""
     from ridgeline.experiment.results import load_results  # noqa: PLC0415
 
     results = load_results(folder)
-    named = results.experiment(spec.name)
-    same = [e for e in results.experiments if e.configuration is not None
-            and e.configuration.knobs == spec.configuration.knobs]  # fmt: skip
-    for one in (*([named] if named in same else []), *same):
-        if one is not None:
+    wanted = spec.configuration
+    nearest_one: list[str] | None = None
+    ranked = sorted(results.experiments, key=lambda e: e.name != spec.name)
+    for one in ranked:
+        if one.configuration is None:
+            continue
+        have = one.configuration
+        differs = [
+            f"{what} {theirs} instead of {ours}"
+            for what, theirs, ours in (
+                ("model", have.model, wanted.model),
+                ("GPU", have.gpu, wanted.gpu),
+                ("vLLM", have.engine_version, wanted.engine_version),
+                ("knobs of", one.name, spec.name),
+            )
+            if (have.knobs != wanted.knobs if what == "knobs of" else theirs != ours)
+        ]
+        if not differs:
             return one
+        nearest_one = min(filter(None, (nearest_one, differs)), key=len)
+    told = "; ".join(nearest_one or ["it holds no experiment"])
     raise BadInput(
-        f"no experiment of {folder} has the knobs of {spec.name}", where="--runs",
+        f"{folder} was not measured with this configuration: {told}", where="--runs",
         fix="name the results of this study, or leave --runs out",
     )  # fmt: skip
 
@@ -116,6 +143,7 @@ def _deployment(
     spec: "ExperimentSpec",
     found: "ExperimentResult | None",
     *,
+    model: str | None,
     image: str | None,
     revision: str | None,
     where: str,
@@ -136,13 +164,13 @@ def _deployment(
         starts = [s for run in found.stored if (s := start_seconds(run)) is not None]
         if starts:
             start = Start(max(starts), f"the longest of {len(starts)} measured runs' engines")
-        notes.append(_figures(found))
+        notes += [_figures(found), f"under this load: {_load(spec)}"]
     users = spec.workload.arrivals.peak_users or 0
     share = -(-users // (configuration.knobs.data_parallel_size or 1))
     return deployment_of(
         study.name if spec.name == study.baseline.name else f"{study.name}-{spec.name}",
         configuration,
-        image=image, revision=revision, start=start,
+        model=model, image=image, revision=revision, start=start,
         at_once=max(LEAST_AT_ONCE, 2 * share), notes=notes, origins=origins,
     )  # fmt: skip
 
@@ -162,3 +190,10 @@ def _figures(found: "ExperimentResult") -> str:
         f"${cost:.3f} per million output tokens" if cost else "",
     ]  # fmt: skip
     return ", ".join(p for p in parts if p)
+
+
+def _load(spec: "ExperimentSpec") -> str:
+    from ridgeline.report.how import load_words  # noqa: PLC0415
+
+    tokens = spec.workload.mean_prompt_tokens
+    return f"{load_words(spec.workload)}, prompts of {tokens:.0f} tokens in the mean"

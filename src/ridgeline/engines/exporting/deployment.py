@@ -20,6 +20,7 @@ API_KEY = "VLLM_API_KEY"  # vLLM takes its key from there: it stands on no comma
 PORT = 8000
 ASSUMED_START_S = 300.0  # without a measured start: a download, a first compilation
 MARGIN_S = 60.0
+_REFERENCE = re.compile(r"\$(\w+|\{\w+((:?\?)[^}]*)?\})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Start:
 
     seconds: float
     told: str
+    measured: bool = True
 
     @property
     def allowed_s(self) -> int:
@@ -35,7 +37,11 @@ class Start:
         return round(2 * self.seconds + MARGIN_S)
 
 
-ASSUMED = Start(ASSUMED_START_S, "assumed: no run was given; --runs takes it from measured starts")
+ASSUMED = Start(
+    ASSUMED_START_S,
+    "assumed: no run was given; --runs takes it from measured starts",
+    measured=False,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ def deployment_of(
     name: str,
     configuration: Configuration,
     *,
+    model: str | None = None,
     image: str | None = None,
     revision: str | None = None,
     start: Start = ASSUMED,
@@ -95,6 +102,7 @@ def deployment_of(
 ) -> Deployment:
     """The deployment of a configuration; raises BadInput for what cannot be written down.
 
+    `model`: what is served in place of the configuration's, which may have been random weights.
     `at_once`: requests that a replica may be sent at the same time, for platforms that ask.
     """
     launch = configuration.launch or Launch()
@@ -109,13 +117,20 @@ def deployment_of(
         )  # fmt: skip
     knobs = configuration.knobs
     per_replica = (knobs.tensor_parallel_size or 1) * (knobs.pipeline_parallel_size or 1)
-    folder = str(Path(configuration.model).resolve()) if _is_folder(configuration.model) else None
+    served = model or configuration.model
+    dummy = knobs.load_format == "dummy" or "dummy" in " ".join(launch.arguments)
+    if model is None and dummy:
+        raise BadInput(
+            f"the study serves random weights in the shape of {served}", where="model",
+            fix="name the model that is to be served: --model",
+        )  # fmt: skip
+    folder = str(Path(served).resolve()) if _is_folder(served) else None
     if folder is not None and revision is not None:
         raise BadInput("a folder has no revision", where="--revision", fix="leave it out")
     return Deployment(
         name=name,
         image=image or launch.image or _pinned(configuration.engine_version),
-        model=folder or configuration.model,
+        model=folder or served,
         words=(*serve_arguments(replace(knobs, load_format=None)), *_served(launch.arguments)),
         replicas=knobs.data_parallel_size or 1,
         gpus_per_replica=per_replica,
@@ -127,7 +142,7 @@ def deployment_of(
         secrets=(API_KEY, *_secrets(launch)),
         router=launch.router,
         at_once=at_once,
-        notes=(*notes, *_differs(launch, knobs.load_format)),
+        notes=(*notes, *_differs(launch, configuration.model, dummy=dummy)),
         origins=dict(origins or {}),
     )
 
@@ -141,11 +156,11 @@ def _served(arguments: Sequence[str]) -> list[str]:
     return [w for w in words if not w.startswith("--load-format=")]
 
 
-def _differs(launch: Launch, load_format: str | None) -> list[str]:
+def _differs(launch: Launch, model: str, *, dummy: bool) -> list[str]:
     """What of the measurement does not hold for what is deployed."""
     found = []
-    if load_format == "dummy" or "dummy" in " ".join(launch.arguments):
-        found.append("measured with random weights (--load-format dummy), which are left out here")
+    if dummy:
+        found.append(f"measured with random weights in the shape of {model}, not with this model's")
     if (launch.resident or 1) > 1:
         found.append(
             f"measured as one of {launch.resident} engines on a GPU: gpu_memory_utilization and"
@@ -174,15 +189,18 @@ def _pinned(version: str | None) -> str:
 
 
 def is_pinned(image: str) -> bool:
-    """True for an image with a digest, or with a tag that does not move."""
+    """True for an image with a digest, or whose tag begins with a version's number (v0.21.0)."""
     name, _, digest = image.partition("@")
     tag = name.rsplit("/", 1)[-1].partition(":")[2]
-    return bool(digest) or tag not in ("", "latest", "nightly")
+    return bool(digest) or re.match(r"v?\d+\.\d+", tag) is not None
 
 
 def in_clear(name: str, value: object) -> bool:
     """True when a variable that is named like a secret has its value in the file.
 
-    A reference (`$NAME`, `${NAME}`) or nothing is no value.
+    A reference (`$NAME`, `${NAME}`, `${NAME:?why}`) or nothing is no value; a default in a
+    reference is one.
     """
-    return secret_name(name) and bool(value) and not str(value).startswith("$")
+    if not secret_name(name) or value in (None, "", False):
+        return False
+    return _REFERENCE.fullmatch(str(value)) is None

@@ -34,6 +34,7 @@ def render(deployment: Deployment, target: str) -> str:
         keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters["q"] = _quoted
+    environment.filters["literal"] = lambda text: text.replace("$", "$$")  # Compose interpolates
     more = _MORE[target](deployment)
     text = environment.get_template(FILES[target][0]).render(
         d=deployment, port=PORT, pinned=is_pinned(deployment.image), **more
