@@ -11,7 +11,7 @@ from ridgeline.cli.output import console, ensure_json_target, say, show, write_j
 from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from ridgeline.diagnosis.drift import Tuned
     from ridgeline.diagnosis.evidence import Evidence, Known
@@ -192,6 +192,9 @@ def _made(folder: Path) -> None:
     """The folder for what is kept, before there is anything to keep. Raises BadInput."""
     if folder.exists() and not folder.is_dir():
         raise BadInput("is a file, and a folder is needed", where=str(folder), fix="give a folder")
+    if any(folder.glob("metrics-*.txt")) or any(folder.glob("replica-*/metrics-*.txt")):
+        raise BadInput("holds pages of an earlier look, and these would be taken for one with them",
+                       where=str(folder), fix="give an empty folder")  # fmt: skip
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -302,16 +305,24 @@ def _from_servers(
         cores={**evidence.cores, **seen.cores},
     )
     if save is not None:
-        save.mkdir(parents=True, exist_ok=True)
-        for number, text in enumerate(seen.texts):
-            (save / f"metrics-{number:03d}.txt").write_text(text, "utf-8")
-        say(f"kept: {len(seen.texts)} pages in {save} (secrets in labels masked)")
+        _keep(seen.texts, save, alone=len(addresses) == 1)
     if probe and evidence.scrapes:
         from ridgeline.diagnosis.probing import probe as ask  # noqa: PLC0415
 
         with _working("sending five small requests"):
             evidence = replace(evidence, probe=ask(addresses[0], headers))
     return evidence, seen.trouble
+
+
+def _keep(texts: "Mapping[int, Sequence[str]]", folder: Path, *, alone: bool) -> None:
+    """The pages, those of each of several replicas in a folder of its own, as --from reads them."""
+    for place, pages in texts.items():
+        own = folder if alone else folder / f"replica-{place:03d}"
+        own.mkdir(parents=True, exist_ok=True)
+        for number, text in enumerate(pages):
+            (own / f"metrics-{number:03d}.txt").write_text(text, "utf-8")
+    count = sum(map(len, texts.values()))
+    say(f"kept: {count} pages in {folder} (secrets in labels masked)")
 
 
 def _length(address: "Address", headers: dict[str, str]) -> int | None:

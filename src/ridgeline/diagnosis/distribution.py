@@ -1,8 +1,9 @@
 """What a histogram took in between two readings: counts by bucket, and what can be said of them."""
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite, isnan
 
 from ridgeline.telemetry.prometheus import Scrape, difference
@@ -90,36 +91,48 @@ class Distribution:
 def between(before: Scrape, after: Scrape, name: str) -> Distribution | None:
     """What the histogram `name` (without _bucket) took in; None when it is not exported.
 
-    A series that fell was restarted: all that it shows is new. Buckets of several series are added.
+    A series that fell was restarted: all that it shows is new. Buckets of several series are added,
+    by the edges that all of them have.
     """
     total = difference(before, after, f"{name}_sum")
     old = {_key(s.labels): s.value for s in before.series(f"{name}_bucket")}
-    upto: dict[float, float] = {}
+    groups: dict[tuple[tuple[str, str], ...], dict[float, float]] = {}
     for series in after.series(f"{name}_bucket"):
         was, edge = old.get(_key(series.labels), 0.0), edge_of(series.labels)
         grown = series.value - was if series.value >= was else series.value
         if edge is not None and isfinite(grown):
-            upto[edge] = upto.get(edge, 0.0) + grown
-    if not upto:
+            own = _key({k: v for k, v in series.labels.items() if k != "le"})
+            groups.setdefault(own, {})[edge] = grown
+    if not groups:
         count = difference(before, after, f"{name}_count")
         return None if count is None else Distribution((inf,), (count,), total)
+    parts = [_of_cumulative(upto) for upto in groups.values()]
+    whole = merged(parts)
+    return None if whole is None else replace(whole, total=total)
+
+
+def _of_cumulative(upto: Mapping[float, float]) -> Distribution:
     edges = sorted(upto)
     counts = [upto[edges[0]]] + [max(0.0, upto[b] - upto[a]) for a, b in itertools.pairwise(edges)]
-    return Distribution(tuple(edges), tuple(counts), total)
+    return Distribution(tuple(edges), tuple(counts), None)
 
 
 def merged(parts: Sequence[Distribution]) -> Distribution | None:
-    """Several spans of one histogram as one; None without any."""
+    """Several histograms as one, by the edges that all of them have; None without any."""
     if not parts:
         return None
-    counts: dict[float, float] = {}
+    common = sorted(set(parts[0].edges).intersection(*(p.edges for p in parts[1:])))
+    if not common:
+        return None
+    counts = [0.0] * len(common)
     for part in parts:
         for edge, count in zip(part.edges, part.counts, strict=True):
-            counts[edge] = counts.get(edge, 0.0) + count
+            place = bisect_left(common, edge)
+            if place < len(common):
+                counts[place] += count
     totals = [p.total for p in parts if p.total is not None]
-    edges = tuple(sorted(counts))
     whole = sum(totals) if len(totals) == len(parts) else None
-    return Distribution(edges, tuple(counts[e] for e in edges), whole)
+    return Distribution(tuple(common), tuple(counts), whole)
 
 
 def edge_of(labels: Mapping[str, str]) -> float | None:

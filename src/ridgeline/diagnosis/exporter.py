@@ -152,7 +152,9 @@ _ALERTS = (
      "{{ $value | humanizePercentage }} of the requests wait"),
     ("RidgelineKvThrash", "ridgeline_replica_preemptions_per_second > 0.2", "5m", "warning",
      "{{ $labels.replica }} preempts requests: its KV cache is too small"),
-    ("RidgelineImbalance", "ridgeline:pool_imbalance_index > 1.5", "10m", "warning",
+    ("RidgelineImbalance", "ridgeline:pool_imbalance_index > 1.5 and"
+     " max(ridgeline_replica_running_requests + ridgeline_replica_waiting_requests) >= 8",
+     "10m", "warning",
      "the fullest replica has {{ $value | humanize }} times the mean load"),
     ("RidgelineSloMissed", "ridgeline_replica_slo_attainment_ratio < 0.95", "10m", "warning",
      "{{ $labels.replica }}: too many requests miss the TTFT limit"),

@@ -90,7 +90,11 @@ _LOG_FIELDS = {
 
 
 def with_log(known: Known, log: str) -> Known:
-    """Add what an engine's start-up log tells (vLLM's; another one's tells nothing)."""
+    """Add what an engine's start-up log tells (vLLM's; another one's tells nothing).
+
+    Of several starts in one file the last one counts.
+    """
+    log = _last_start(log)
     told: dict[str, Any] = {
         field: value for name, field in _LOG_FIELDS.items()
         if (value := _argument(log, name)) is not None
@@ -112,6 +116,16 @@ def with_log(known: Known, log: str) -> Known:
         told["api_servers"] = int(ranks[1])
     known = replace(known, stats_off=known.stats_off or start.stats_off)
     return learn(known, told, LOG)
+
+
+def _last_start(log: str) -> str:
+    """From the last start on: its version is told in front of its arguments."""
+    arguments = [m.start() for m in re.finditer(r"^.*non-default args:", log, re.MULTILINE)]
+    if len(arguments) < 2:
+        return log
+    version = log.rfind("API server version", arguments[-2], arguments[-1])
+    begin = log.rfind("\n", 0, version) + 1 if version >= 0 else arguments[-1]
+    return log[begin:]
 
 
 def _argument(log: str, name: str) -> Any:

@@ -23,6 +23,7 @@ from ridgeline.telemetry.quickpage import QuickReader
 
 TIMEOUT_S = 2.0
 WINDOW_S = 30.0
+STALE_S = 3 * TIMEOUT_S  # behind its time, from which on a page is old
 LEAST = 2  # readings are kept, however long ago: differences need two
 KEPT = 7  # readings of the window that are looked at, the first and the last among them
 PAGE_BYTES = 8 << 20
@@ -86,7 +87,7 @@ class Replica:
         self._reader = reader
         self._address = address
         self._headers = dict(headers)
-        self._period_s = period_s
+        self.period_s = period_s
         self._readings: deque[tuple[float, Scrape]] = deque()
         self._clock = StillClock()  # longer than the window
         self._lock = threading.Lock()
@@ -134,7 +135,7 @@ class Replica:
         due = time.monotonic()
         while not self._stop.is_set():
             self._look()
-            due = max(due + self._period_s, time.monotonic())
+            due = max(due + self.period_s, time.monotonic())
             self._stop.wait(due - time.monotonic())
         self._close()
 
@@ -236,6 +237,8 @@ class Pool:
     def _one(self, replica: Replica) -> Now:
         silent, trouble = replica.silent_s, replica.trouble
         rows = replica.readings()
+        if trouble is None and silent > replica.period_s + STALE_S:
+            trouble = f"no whole page for {silent:.0f} s"  # one that drips never times out
         up = trouble is None
         if not rows:
             return Now(replica.name, up, silent, trouble)

@@ -24,6 +24,12 @@ def without_ended(before: Scrape, after: Scrape) -> Scrape:
     })  # fmt: skip
 
 
+def same_process(before: Scrape, after: Scrape) -> bool:
+    """Whether two pages tell the same start times."""
+    begun = _begun(before)
+    return bool(begun) and begun == _begun(after)
+
+
 def came_late(first: Scrape, last: Scrape, name: str) -> bool:
     """Whether a page of a running server lacks a count that a later one has: it was cut.
 

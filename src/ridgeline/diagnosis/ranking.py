@@ -27,8 +27,8 @@ RULES: tuple[Rule, ...] = (
     prompts.token_budget, prompts.prefill_stalls, host.eager, host.above_graphs, host.engine_core,
     host.api_server, speculation.speculation, gpu.near_bound, traffic.mixed_classes,
     traffic.requests_fail, traffic.priority, traffic.between, gpu.low_load, traffic.clients_leave,
-    caching.prefix_cache, alive.restarted, alive.pages_lost, alive.gpu_telemetry, alive.stats_off,
-    alive.older_names,
+    caching.prefix_cache, alive.restarted, alive.no_rates, alive.pages_lost, alive.gpu_telemetry,
+    alive.stats_off, alive.older_names,
 )  # fmt: skip
 # What stands still makes a queue that none of the limits explains.
 _STILL = frozenset({"hung", "stale-gauges", "unhealthy", "kv-below-context"})

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ridgeline.diagnosis.gathering import Snapshot
+from ridgeline.diagnosis.lives import same_process
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.secrets import MASK, looks_secret, mask, secret_name
-from ridgeline.telemetry.prometheus import Scrape, parse_metrics, whole_lines
+from ridgeline.telemetry.prometheus import Scrape, parse_metrics, restarted, whole_lines
 
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)(\s*=\s*)"((?:[^"\\]|\\.)*)"')
 _COMMENT = re.compile(r"^[ \t]*#(?! (?:HELP|TYPE|UNIT|EOF|ridgeline:)).*\n?", re.MULTILINE)
@@ -77,6 +78,12 @@ def read_saved(files: Sequence[Path], apart_s: float | None) -> list[Snapshot]:
         raise BadInput(
             "is older than the one before it", where="--from", fix="name the files in their order"
         )
+    for before, after, file in zip(pages, pages[1:], files[1:], strict=False):
+        if same_process(before, after) and restarted(before, after):
+            raise BadInput(
+                "shows less than the one before it, of the same process", where=str(file),
+                fix="name the files in their order, and those of one server only",
+            )  # fmt: skip
     return [Snapshot(at, page) for at, page in zip(times, pages, strict=True)]
 
 

@@ -54,9 +54,13 @@ def with_stillness(e: Evidence, still_s: Mapping[str, float]) -> Evidence:
 
 
 def engine_name(series: Series) -> str:
-    """Which engine core a series is of; one of several servers has its server's name before it."""
-    target, engine = series.labels.get("target"), series.labels.get("engine", "0")
-    return engine if target is None else f"{target}/{engine}"
+    """Which engine core a series is of; one of several servers has its server's name before it.
+
+    `server` is the label of a router that shows its replicas' figures on a page of its own.
+    """
+    labels = series.labels
+    told = (labels.get("target"), labels.get("server"), labels.get("engine"))
+    return "/".join(name for name in told if name is not None) or "0"
 
 
 def _told(page: Scrape, name: str) -> tuple[float | None, ...] | None:

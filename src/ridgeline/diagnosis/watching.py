@@ -19,7 +19,8 @@ SICK = 500  # a status of /health from which on the engine is dead; 404: it has 
 
 @dataclass(slots=True)
 class Watched:
-    """What was read: snapshots, CPU cores by role (a server on this machine), pages as text.
+    """What was read: snapshots, CPU cores by role (a server on this machine), the
+    pages of each as text, by its place.
 
     unread: servers whose pages were not had, most of the time or at the end. sick: those whose
     /health says SICK or more.
@@ -27,7 +28,7 @@ class Watched:
 
     snapshots: list[Snapshot] = field(default_factory=list)
     cores: dict[str, float] = field(default_factory=dict)
-    texts: list[str] = field(default_factory=list)
+    texts: dict[int, list[str]] = field(default_factory=dict)
     gpu_pages: list[Scrape] = field(default_factory=list)
     trouble: str | None = None
     unread: tuple[str, ...] = ()
@@ -124,7 +125,9 @@ def _row(servers: Sequence[Server], found: Watched, *, with_health: bool) -> _Ro
         except BadInput as error:
             server.trouble = str(error)
             pages.append(None)
-    found.texts += [stamped(text, time.time()) for text in texts if text is not None]
+    for place, text in enumerate(texts):
+        if text is not None:
+            found.texts.setdefault(place, []).append(stamped(text, time.time()))
     return _Row(at, pages, health)
 
 

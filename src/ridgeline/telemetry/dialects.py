@@ -10,7 +10,8 @@ from ridgeline.telemetry.prometheus import OLD_NAMES, Scrape, Series
 
 # prefix of every metric -> the engine's name
 PREFIXES = {"vllm:": "vllm", "sglang:": "sglang", "trtllm_": "trtllm",
-            "llamacpp:": "llamacpp", "tgi_": "tgi"}  # fmt: skip
+            "llamacpp:": "llamacpp", "tgi_": "tgi", "ray_vllm_": "vllm"}  # fmt: skip
+_RAY = "ray_vllm_"  # vLLM under Ray Serve, whose exporter allows no colon
 
 _RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 _KV = "vllm:kv_cache_usage_perc"
@@ -82,6 +83,11 @@ def in_vllm_words(scrape: Scrape) -> Scrape:
     engine = engine_of(scrape)
     if engine is None:
         return scrape
+    if any(name.startswith(_RAY) for name in scrape.samples):
+        scrape = Scrape({
+            "vllm:" + name.removeprefix(_RAY) if name.startswith(_RAY) else name: series
+            for name, series in scrape.samples.items()
+        })  # fmt: skip
     names = dict(_PLAIN.get(engine, {}))
     histograms = _OLD_HISTOGRAMS if engine == "vllm" else _HISTOGRAMS.get(engine, {})
     names |= {f"{a}{end}": f"{b}{end}" for a, b in histograms.items() for end in _ENDINGS}

@@ -191,6 +191,19 @@ def page_absent(e: Evidence) -> Iterable[Finding]:
     )  # fmt: skip
 
 
+def no_rates(e: Evidence) -> Iterable[Finding]:
+    """A single reading, or several at unknown times: gauges alone."""
+    if not e.scrapes or e.rates_known or e.mixed or e.running is None:
+        return
+    yield Finding(
+        "no-rates", "no rates are known: " + ("one reading says nothing of what is counted"
+        if e.scrapes == 1 else "the times of the readings are not told"), "note", 0.0, "",
+        tuple(queue_facts(e)), "high",
+        (Try("two readings", "half a minute apart; of pages without their times --seconds tells it",
+             None, why_no_gain="it is a question, not a change"),),
+    )  # fmt: skip
+
+
 def pages_lost(e: Evidence) -> Iterable[Finding]:
     """Some readings got no answer: a front end that is too busy, or a network that is."""
     if not e.scrapes or e.lost == 0 or e.lost < 0.1 * (e.lost + e.scrapes):

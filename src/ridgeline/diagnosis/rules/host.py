@@ -192,7 +192,9 @@ def api_server(e: Evidence) -> Iterable[Finding]:
     servers = e.known.api_servers or 1
     sure: Confidence = "high" if (e.cores.get("api server") or 0.0) >= API_FULL else "medium"
     yield Finding(
-        "api-server-cpu", "CPU-bound front end: the API server holds the requests",
+        "api-server-cpu", "CPU-bound front end" + (
+            "" if "api server" in e.cores else " (by its share of the time: its CPU is not told)"
+        ) + ": the API server holds the requests",
         "limit", min(1.0, share), "API server CPU", tuple(facts), sure,
         (_more_servers(e, servers),
             Try("stream_interval", "4 (fewer, larger chunks)", {"stream_interval": 4}),

@@ -72,10 +72,14 @@ def priority(e: Evidence) -> Iterable[Finding]:
             (Wont("lower priority values", "vLLM preempts for KV blocks only, never for a slot"),),
         )  # fmt: skip
     elif e.known.priorities and policy in (None, "fcfs"):
+        told = policy is not None
         yield Finding(
-            "priority", "requests carry priorities, and fcfs ignores priority",
-            "fault" if Account(e).queue_share else "note", 0.5, "scheduling policy",
-            (Fact("scheduling_policy", "fcfs", "scheduling_policy fcfs"), *queue_facts(e)), "high",
+            "priority", "requests carry priorities, and fcfs ignores priority"
+            + ("" if told else ": the policy is not known, and fcfs is vLLM's default"),
+            "fault" if told and Account(e).queue_share else "note", 0.5 if told else 0.0,
+            "scheduling policy" if told else "",
+            (Fact("scheduling_policy", policy or "unknown", f"scheduling_policy"
+                  f" {policy or 'not known'}"), *queue_facts(e)), "high" if told else "low",
             (Try("scheduling_policy", "priority", {"scheduling_policy": "priority"},
                  metric="ttft_p50_s"),),
             (Wont("other priority values", "they are not read, and no error says so"),),
