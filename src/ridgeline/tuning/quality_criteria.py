@@ -10,7 +10,7 @@ from ridgeline.tuning.quality_stats import Figure, exp_of_minus
 from ridgeline.tuning.quality_tasks import TaskComparison
 
 # How many times of what all prompts may lose together a single one may lose: single prompts sway
-# (of real 8-bit candidates the worst loses two to three times the mean), but a language or a format
+# (of real 8-bit candidates the worst loses 1.6 to 2.4 times the mean), but a language or a format
 # that is ruined must not drown in the rest.
 WORST_TIMES = 5
 
