@@ -125,6 +125,19 @@ def test_a_change_that_passes_may_win(tmp_path: Path, lossy: Setting) -> None:
     assert found.told.other_s >= judged.gpu_s > 0, "its GPU time counts"
 
 
+def test_a_candidate_is_asked_on_along_the_baselines_answers(
+    tmp_path: Path, lossy: Setting
+) -> None:
+    """What follows a near tie is judged too."""
+    how = small(noise=0.3)
+    with servers(auto=small(), fp8=how) as urls:
+        tuned(tmp_path, FEWER, urls, lossy)
+    answers = [b for path, b in how.asked if path == "/v1/completions" and "logprobs" in b]
+    asked_on = [b for b in answers if b["max_tokens"] < 32]
+    assert len(answers) - len(asked_on) == sum(path == "/tokenize" for path, _ in how.asked)
+    assert asked_on
+
+
 def test_each_candidate_is_held_against_answers_asked_for_once(
     tmp_path: Path, lossy: Setting
 ) -> None:
