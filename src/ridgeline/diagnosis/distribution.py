@@ -103,6 +103,8 @@ def between(before: Scrape, after: Scrape, name: str) -> Distribution | None:
         if edge is not None and isfinite(grown):
             own = _key({k: v for k, v in series.labels.items() if k != "le"})
             groups.setdefault(own, {})[edge] = grown
+    if any(inf not in upto for upto in groups.values()):
+        return None  # the page was cut
     if not groups:
         count = difference(before, after, f"{name}_count")
         return None if count is None else Distribution((inf,), (count,), total)

@@ -15,7 +15,7 @@ from ridgeline.diagnosis.evidence import (
     Level,
     LoraSlots,
 )
-from ridgeline.diagnosis.lives import RETURNS, came_late, in_turn, without_ended
+from ridgeline.diagnosis.lives import RETURNS, cut_short, in_turn, without_ended
 from ridgeline.diagnosis.stillness import DONE as _DONE
 from ridgeline.diagnosis.stillness import LEFT, StillClock, with_stillness
 from ridgeline.diagnosis.stillness import engine_name as _engine
@@ -172,9 +172,9 @@ class _Reading:
         return sum(told) if told else None
 
     def _untold(self, name: str) -> bool:
-        """Whether the first page does not tell a count that the last one has."""
+        """Whether one of the pages that a difference is taken of does not tell all of a count."""
         first, last = self.pages[0], self.pages[-1]
-        return self.mixed or (self.complete and not self.restarts and came_late(first, last, name))
+        return self.mixed or (self.complete and not self.restarts and cut_short(first, last, name))
 
     def counts(self) -> dict[str, Any]:
         """Evidence's counts."""

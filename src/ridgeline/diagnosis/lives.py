@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from ridgeline.diagnosis.stillness import engine_name
 from ridgeline.telemetry.prometheus import COUNTERS, STARTED, Scrape, Series
 
+_RUNNING = "vllm:num_requests_running"
 RETURNS = 2  # times that a count must fall: one fall is a restart
 
 
@@ -30,16 +31,23 @@ def same_process(before: Scrape, after: Scrape) -> bool:
     return bool(begun) and begun == _begun(after)
 
 
-def came_late(first: Scrape, last: Scrape, name: str) -> bool:
-    """Whether a page of a running server lacks a count that a later one has: it was cut.
+def cut_short(first: Scrape, last: Scrape, name: str) -> bool:
+    """Whether one of two pages of a running server lacks series of a count that the other has.
 
-    vLLM shows every count from its start; an engine that the first page does not show began since.
+    vLLM shows every series from its start to its end; of an engine that one of the pages does not
+    show at all nothing is amiss.
     """
-    late = {engine_name(s) for s in last.series(name)} - {
-        engine_name(s) for s in first.series(name)
-    }
-    running = {engine_name(s) for s in first.series("vllm:num_requests_running")}
-    return bool(late & running) or bool(late and not running)
+    there = [{engine_name(s) for s in page.series(_RUNNING)} for page in (first, last)]
+    both = there[0] & there[1] if all(there) else there[0] | there[1]
+    one, other = (
+        {_identity(s) for s in page.series(name) if engine_name(s) in both or not both}
+        for page in (first, last)
+    )
+    return one != other
+
+
+def _identity(series: Series) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(series.labels.items()))
 
 
 def in_turn(pages: Sequence[Scrape]) -> bool:
@@ -72,7 +80,7 @@ def _counts(pages: Sequence[Scrape]) -> Mapping[object, list[float]]:
     for page in pages:
         for name in COUNTERS:
             for series in page.series(name):
-                key = (name, tuple(sorted(series.labels.items())))
+                key = (name, _identity(series))
                 found.setdefault(key, []).append(series.value)
     return found
 
