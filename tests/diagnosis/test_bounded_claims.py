@@ -171,6 +171,15 @@ def test_weights_that_are_fp8_are_not_advised_to_become_it() -> None:
     assert "quantization" not in {t.knob for f in found.values() for t in f.tries}
 
 
+@pytest.mark.parametrize(("knobs", "told"), [({"quantization": "awq"}, False), ({}, True)])
+def test_nor_are_weights_of_a_kind_that_the_twin_does_not_know(
+    knobs: dict[str, object], *, told: bool
+) -> None:
+    gpu = 'DCGM_FI_PROF_DRAM_ACTIVE{gpu="0"} 0.9\nDCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="0"} 0.1\n'
+    found = findings(evidence(*map(_fast, range(4)), gpu=gpu, known=_known(**knobs)))
+    assert ("quantization" in {t.knob for t in found["gpu-bandwidth"].tries}) == told
+
+
 # -- gains
 
 

@@ -50,7 +50,9 @@ def near_bound(e: Evidence) -> Iterable[Finding]:
         facts.append(Fact("step_s", e.step_s, f"a step takes {ms(e.step_s)}, on the roofline"
                           f" {ms(account.floor.seconds)}", "s"))  # fmt: skip
     tries = []
-    if account.knobs is None or account.knobs.weights == "bf16":
+    given = e.known.configuration
+    quantised = given is not None and given.knobs.quantization is not None
+    if not quantised and (account.knobs is None or account.knobs.weights == "bf16"):
         tries.append(Try("quantization", f"fp8 {ANSWERS}", {"quantization": "fp8"},
                          metric="itl_mean_s"))  # fmt: skip
     if (
