@@ -94,6 +94,13 @@ def test_a_folder_that_cannot_be_made_is_told(capsys: pytest.CaptureFixture[str]
     assert "/proc/nope: cannot be made" in capsys.readouterr().err
 
 
+def test_gauges_that_are_no_numbers_are_told_as_such() -> None:
+    text = page({R: float("nan"), W: float("nan"), KV: float("nan"), STEPS: 9, MADE: 9})
+    first = diagnose(evidence(text, text))[0]
+    assert first.id == "metrics-absent"
+    assert "absent, or NaN" in first.title
+
+
 # -- a page that was cut short
 
 

@@ -183,6 +183,8 @@ def page_absent(e: Evidence) -> Iterable[Finding]:
         return
     health = "" if e.health is None else f"; /health says {e.health}"
     what = "/metrics could not be read" if not e.scrapes else "the page has no engine metrics"
+    if e.scrapes and e.server is not None:
+        what = "the page tells no number of running requests (absent, or NaN)"
     yield Finding(
         "metrics-absent", f"{what}{health}", "fault", 1.0, "telemetry",
         (Fact("scrapes", float(e.scrapes), f"{e.scrapes} pages read, {e.lost} not had"),), "high",
