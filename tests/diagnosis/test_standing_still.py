@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from diagnosis_pages import KV, MADE, PRE, PROMPT, STEPS, R, W, evidence, findings, page, words
 
+from ridgeline.cli.watchpage import first_said
 from ridgeline.diagnosis.evidence import Known, ProbeResult
 from ridgeline.diagnosis.gathering import Snapshot, gather
-from ridgeline.diagnosis.live import Pool
+from ridgeline.diagnosis.live import Now, Pool, Price, figures
 from ridgeline.diagnosis.ranking import diagnose
 from ridgeline.diagnosis.watching import watch
 from ridgeline.load.address import parse_address
@@ -193,3 +194,10 @@ def test_a_url_in_front_of_several_servers_is_told() -> None:
     crashing = [_replica(n, n, n) for n in (900, 40, 80, 30, 60, 90)]
     assert "several-servers" not in findings(evidence(*crashing))
     assert findings(evidence(*crashing))["restarted"]
+
+
+def test_a_watch_says_a_finding_once_however_its_seconds_grow() -> None:
+    frozen = [figures("x", evidence(*[FROZEN] * n, apart_s=1.0), Price()) for n in (8, 12, 40)]
+    assert [first_said(row) for row in frozen] == ["standing-still", "standing-still", "hung"]
+    gone = [Now("x", up=False, silent_s=n, trouble=f"no whole page for {n} s") for n in (8, 9)]
+    assert first_said(gone[0]) == first_said(gone[1]) != first_said(frozen[0])

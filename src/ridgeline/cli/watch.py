@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ridgeline.cli.output import console, ensure_folder_target, say
-from ridgeline.cli.watchpage import line, table
+from ridgeline.cli.watchpage import first_said, line, table
 from ridgeline.cli.watchstate import State
 from ridgeline.domain.errors import BadInput
 
@@ -148,7 +148,7 @@ def _loop(state: State, interval: float, seconds: float | None) -> None:
         time.sleep(min(interval, left))
         state.look()
         for row in state.now:  # where nobody looks: what has changed
-            words = line(row)
-            if told.get(row.name) != words.partition(" | ")[0]:
-                print(words, flush=True)
-            told[row.name] = words.partition(" | ")[0]
+            first = first_said(row)
+            if told.get(row.name) != first:
+                print(line(row), flush=True)
+            told[row.name] = first

@@ -17,6 +17,15 @@ def line(row: "Now") -> str:
     return f"{row.name}: {_says(row)} | {_tokens(row)} output tokens/s"
 
 
+def first_said(row: "Now") -> str:
+    """What of the line is worth another one when it changes: not the numbers in it."""
+    if not row.up:
+        return f"no answer ({(row.trouble or '').rstrip('0123456789 s')})"
+    firm = [f.id for f in row.findings if f.kind != "note"]
+    moved = [f.id for f in row.findings if f.id == "drift" and f.tries]
+    return " ".join((*firm[:1], *moved))
+
+
 def _says(row: "Now") -> str:
     if not row.up:
         return f"no answer for {row.silent_s:.0f} s ({row.trouble})"
