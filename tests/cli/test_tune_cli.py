@@ -14,6 +14,7 @@ from ridgeline.workload.studyfile import load_study
 STUDY = """\
 name: small
 model: Qwen/Qwen3-4B
+engine_version: "0.33.0"
 hardware: {gpu: H200-SXM, count: 1, price_per_gpu_hour: 4.5}
 workload:
   arrivals: {users: 40}
@@ -67,7 +68,7 @@ def test_it_finds_a_winner_proves_it_and_hands_it_over(tmp_path: Path, capsys) -
     assert run(["study", str(out / "winner.yaml"), "--repeats", "1", "--out", str(out / "w")]) == 0
     assert "vllm serve Qwen/Qwen3-4B" in (out / "serve.sh").read_text()
     served = yaml.safe_load((out / "compose.yaml").read_text())
-    assert "--max-num-seqs" in served["services"]["vllm"]["command"]
+    assert "--max-num-seqs" in served["services"]["vllm-0"]["command"]
 
     before = (out / "tune.jsonl").read_bytes()
     capsys.readouterr()

@@ -94,8 +94,8 @@ def tune(
     write_json(json, to_json(result))
     if not quiet:
         show(tune_console(result), to_stderr=json == "-")
-    say(f"results: {folder} (winner.yaml, serve.sh, compose.yaml; `ridgeline report {folder}"
-        " --html FILE` for the page)")  # fmt: skip
+    say(f"results: {folder} (winner.yaml, serve.sh; `ridgeline export` makes files for Kubernetes"
+        f" and others of it; `ridgeline report {folder} --html FILE` for the page)")  # fmt: skip
     return 0 if any(t.value is not None for t in result.trials) else NOT_COMPLETED
 
 

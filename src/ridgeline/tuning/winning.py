@@ -1,11 +1,11 @@
 """What a user takes away: the winner as a study file, as a command, and as a compose file."""
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Configuration, Launch
 from ridgeline.engines.vllm_args import serve_arguments
 from ridgeline.store.files import write_atomically
@@ -14,70 +14,88 @@ from ridgeline.tuning.trial import Candidate
 from ridgeline.workload.study import Study
 
 WINNER, COMPOSE, COMMAND = "winner.yaml", "compose.yaml", "serve.sh"
-IMAGE = "vllm/vllm-openai"
 PORT = 8000
 _FILES = ("file", "trace", "calibration", "gpu", "prompts")  # keys that may name a file
 
 
-def serve_words(configuration: Configuration) -> list[str]:
-    """`vllm serve` with every knob, as words of a command line."""
+def serve_words(configuration: Configuration, port: int = PORT) -> list[str]:
+    """The command of one replica's server, as it was measured but for its port."""
     launch, knobs = configuration.launch or Launch(), configuration.knobs
-    replicas = knobs.data_parallel_size
-    layout = [] if replicas is None else ["--data-parallel-size", str(replicas)]
-    return ["vllm", "serve", configuration.model, *serve_arguments(knobs), *layout,
-            *launch.arguments]  # fmt: skip
-
-
-def serve_command(configuration: Configuration) -> str:
-    """The same as one line; of an engine with another command line its own program and knobs."""
     if configuration.engine == "llamacpp":
         from ridgeline.engines.llamacpp import LlamaCppDialect  # noqa: PLC0415
 
         dialect = LlamaCppDialect()
-        launch = configuration.launch or Launch()
         program = launch.command or dialect.command()
-        words = [w.replace("{model}", configuration.model) for w in program]
-        return shlex.join([*words, *dialect.arguments(configuration, PORT), *launch.arguments])
+        arguments = dialect.arguments(configuration, port)
+    else:
+        program = launch.command or ("vllm", "serve", "{model}")
+        arguments = [*serve_arguments(knobs), "--port", str(port)]
+    words = [w.replace("{model}", configuration.model) for w in program]
+    return [*words, *arguments, *launch.arguments]
+
+
+def serve_command(configuration: Configuration) -> str:
+    """The same as one line; of several replicas the first one's."""
     return shlex.join(serve_words(configuration))
 
 
-def compose(configuration: Configuration) -> str:
-    """A docker compose file that serves the configuration; secrets come from the environment."""
-    launch = configuration.launch or Launch()
-    tag = configuration.engine_version
-    image = launch.image or f"{IMAGE}:{'latest' if tag is None else f'v{tag}'}"
-    words = serve_words(configuration)[2:]
-    lines = [
-        "services:", "  vllm:", f"    image: {image}", "    command:",
-        *(f"      - {json.dumps(word)}" for word in words),
-        "    ports:", f'      - "{PORT}:{PORT}"', "    ipc: host",
-    ]  # fmt: skip
-    local = Path(configuration.model).is_dir()
-    cache = "~/.cache/huggingface:/root/.cache/huggingface"
-    mount = f"{configuration.model}:{configuration.model}:ro" if local else cache
-    lines += ["    volumes:", f"      - {json.dumps(mount)}"]
-    if launch.environment:
-        lines.append("    environment:")
-        lines += [
-            f"      {name}:" + ("" if value is None else f" {json.dumps(value)}")
-            for name, value in launch.environment.items()
-            if value != ""
-        ]
+def serve_script(configuration: Configuration) -> str:
+    """A shell script that starts what was measured: one server for each data-parallel replica.
+
+    Each has its own GPUs and port; balancing over them is left to whatever stands before them, as
+    it was the client's while measuring.
+    """
+    launch, knobs = configuration.launch or Launch(), configuration.knobs
+    lines = ["#!/bin/sh"]
+    for name, value in launch.environment.items():
+        if value is None:
+            lines.append(f': "${{{name}:?set it}}"')
+        else:
+            lines.append(f"export {name}={shlex.quote(value)}" if value else f"unset {name}")
+    replicas = knobs.data_parallel_size or 1
+    if replicas == 1:
+        return "\n".join([*lines, f"exec {serve_command(configuration)}"]) + "\n"
+    per = (knobs.tensor_parallel_size or 1) * (knobs.pipeline_parallel_size or 1)
     lines += [
-        "    deploy:", "      resources:", "        reservations:", "          devices:",
-        f"            - {{driver: nvidia, count: {configuration.gpus}, capabilities: [gpu]}}",
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+        f"# one server for each of {replicas} replicas, measured with {configuration.routing}",
+        "trap 'kill 0' EXIT INT TERM",
+    ]
+    for r in range(replicas):
+        gpus = ",".join(str(g) for g in range(r * per, (r + 1) * per))
+        command = shlex.join(serve_words(configuration, PORT + r))
+        lines.append(f"CUDA_VISIBLE_DEVICES={gpus} {command} &")
+    return "\n".join([*lines, "wait"]) + "\n"
+
+
+def compose(study: Study, configuration: Configuration) -> str | None:
+    """A docker compose file of the configuration, as `ridgeline export` writes it.
+
+    None where there is none: another engine, no release that an image could be pinned by.
+    """
+    from ridgeline.engines.exporting.deployment import deployment_of  # noqa: PLC0415
+    from ridgeline.engines.exporting.rendering import render  # noqa: PLC0415
+
+    try:
+        deployment = deployment_of(
+            study.name, configuration, model=configuration.model,
+            notes=[f"the winner of ridgeline tune on {study.name}"],
+        )  # fmt: skip
+    except BadInput:
+        return None
+    return render(deployment, "compose")
 
 
 def write_winner(folder: Path, study: Study, file: Path, setting: Setting, won: Candidate) -> None:
-    """winner.yaml, serve.sh and compose.yaml in the folder; raises StoreError."""
+    """winner.yaml, serve.sh and, where one can be, compose.yaml; raises StoreError."""
     served = setting.served(won)
     body = winner_study(study, file.parent, setting, won)
     write_atomically(folder / WINNER, body.encode())
-    write_atomically(folder / COMPOSE, compose(served).encode())
-    text = f"#!/bin/sh\nexec {serve_command(served)}\n"
-    write_atomically(folder / COMMAND, text.encode())
+    write_atomically(folder / COMMAND, serve_script(served).encode())
+    text = compose(study, served)
+    if text is None:
+        (folder / COMPOSE).unlink(missing_ok=True)
+    else:
+        write_atomically(folder / COMPOSE, text.encode())
 
 
 def winner_study(study: Study, folder: Path, setting: Setting, won: Candidate) -> str:
