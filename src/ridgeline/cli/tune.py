@@ -94,8 +94,12 @@ def tune(
     write_json(json, to_json(result))
     if not quiet:
         show(tune_console(result), to_stderr=json == "-")
-    say(f"results: {folder} (winner.yaml, serve.sh; `ridgeline export` makes files for Kubernetes"
-        f" and others of it; `ridgeline report {folder} --html FILE` for the page)")  # fmt: skip
+    if not result.trials:
+        say("nothing was measured: the budget does not hold one trial; give more --gpu-minutes")
+        return NOT_COMPLETED
+    kept = "winner.yaml, serve.sh; `ridgeline export` makes files for Kubernetes and others of it"
+    kept = kept if result.recommended else "no recommendation, so no winner.yaml"
+    say(f"results: {folder} ({kept}; `ridgeline report {folder} --html FILE` for the page)")
     return 0 if any(t.value is not None for t in result.trials) else NOT_COMPLETED
 
 
@@ -105,6 +109,11 @@ def _limits(
     """The budget in GPU seconds; a minute of wall time is one of every GPU that is used."""
     from ridgeline.tuning.budgeting import Limits  # noqa: PLC0415
 
+    for name, given_m in (("--gpu-minutes", gpu_minutes), ("--minutes", minutes)):
+        if given_m == 0:
+            raise BadInput(
+                "a budget of 0 minutes measures nothing", where=name, fix="give more than 0"
+            )
     if gpu_minutes is None and trials is None and minutes is None:
         gpu_minutes = USUAL_MINUTES
     gpus = study.baseline.configuration.gpus
@@ -148,7 +157,7 @@ def _run(
     from ridgeline.tuning.lasting import LastingEngines  # noqa: PLC0415
     from ridgeline.tuning.outcome import write_result  # noqa: PLC0415
     from ridgeline.tuning.setting import setting_of  # noqa: PLC0415
-    from ridgeline.tuning.winning import write_winner  # noqa: PLC0415
+    from ridgeline.tuning.winning import remove_winner, write_winner  # noqa: PLC0415
 
     setting = setting_of(study)
     with TuneJournal(folder) as journal, closing(Oracle(setting, folder)) as oracle:
@@ -166,5 +175,8 @@ def _run(
         say("the engines are down; the rest is worked out on the twin")
         result = concluded(session, found, ablation)
         write_result(folder, result)
-        write_winner(folder, study, file, setting, found.winner)
+        if found.recommended:
+            write_winner(folder, study, file, setting, found.winner)
+        else:
+            remove_winner(folder)
         return result

@@ -30,6 +30,9 @@ class EndpointError(RidgelineError):
     exit_code = 3
 
 
+GIVEN_UP = "the start was given up"  # by the user's stop or a budget: no fault of the engine
+
+
 class RunFailed(RidgelineError):
     """A run could not be completed; what was measured until then is kept (exit code 3)."""
 

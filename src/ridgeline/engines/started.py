@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from ridgeline.domain.errors import BadInput, RunFailed
+from ridgeline.domain.errors import GIVEN_UP, BadInput, RunFailed
 from ridgeline.domain.knobs import Configuration, Launch, Router
 from ridgeline.engines.beside import Replica, StartedEndpoint, ended
 from ridgeline.engines.launching import (
@@ -195,7 +195,7 @@ class ServerEngine:
             if code is not None:
                 raise ended(replica, code, "before it was ready")
             if self._abandoned.is_set():
-                raise RunFailed("the start was given up", where=str(replica.process.log))
+                raise RunFailed(GIVEN_UP, where=str(replica.process.log))
             return time.monotonic() < deadline
 
         while waiting():

@@ -57,7 +57,8 @@ def tune_console(result: TuneResult) -> RenderableType:
     parts.append(_table("The search", history_head(result)[:5], _short_history(result)))
     parts.append(Text(f"the search ended: {result.ended}", style="dim"))
     parts += [Text(f"note: {note}", style="yellow") for note in result.notes]
-    parts += [Text("serve it with:", style="dim"), Text(result.winner.command)]
+    if result.recommended:
+        parts += [Text("serve it with:", style="dim"), Text(result.winner.command)]
     return Group(*parts)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ridgeline.domain.slo import parse_slo
 from ridgeline.domain.summary import Summary
 from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.tuning.budgeting import spent_s
@@ -59,6 +60,7 @@ def conclude(
         judged=told.judged,
         notes=(*told.notes, *notes),
         nearest_miss=_nearest(told, found),
+        recommended=found.recommended,
     )
 
 
@@ -109,16 +111,21 @@ def _with(
     """The side with the figures of its runs; `value` with its interval."""
     state, limits = judge(summary)
     meets = {"feasible": True, "infeasible": False}.get(state) if setting.slo.limits else None
-    worst = summary.failures_as_infinite
     return Side(
         side.words, side.change, side.gpus, side.command, *value,
         summary.cost.usd_per_million_output_tokens,
         summary.throughput.per_gpu_output_tokens_per_s,
-        _ms(worst["ttft_s"].p95), _ms(worst["itl_s"].p95), meets, limits, runs, side.measured,
+        _p95_ms(summary, "ttft"), _p95_ms(summary, "itl"), meets, limits, runs, side.measured,
     )  # fmt: skip
 
 
-def _ms(seconds: float | None) -> float | None:
+def _p95_ms(summary: Summary, metric: str) -> float | None:
+    """The value that its limit was judged by (of repeats the worst one's); without one its own."""
+    for result in summary.slo:
+        of_all = result.traffic_class is None and result.value is not None
+        if of_all and parse_slo(result.limit).get(f"{metric}_p95_ms") is not None:
+            return result.value
+    seconds = summary.failures_as_infinite[f"{metric}_s"].p95
     return None if seconds is None else seconds * 1e3
 
 
@@ -129,15 +136,19 @@ def sentence(setting: Setting, found: Found, winner: Side, baseline: Side) -> st
         tail = meets.get(baseline.meets, "") if baseline.meets is not None else ""
         lost = [s for s in found.soak if not s.passed]
         dead = f" ({', '.join(f'{s.words} {s.reason}' for s in lost)})" if lost else ""
+        if not found.recommended:
+            return f"No recommendation: {found.why}{dead}."
         return f"The baseline stays: {found.why}{dead}{tail}."
     text = f"Serve with {winner.words}: {_figures(winner)}"
     assert found.duel is not None
     pair = found.duel.against(found.winner, Candidate())
     if pair is not None and pair.delta is not None:
-        text += f"; {change_words(pair, setting.goal)}, {found.rounds} paired rounds"
+        text += f"; {change_words(pair, setting.goal)}, {pair.rounds} paired rounds"
     before = f"; before: {_figures(baseline)}" if baseline.measured else ""
     miss = ", which misses the targets" if baseline.meets is False else ""
-    return f"{text}{before}{miss}." if found.clear else f"{text}{before}{miss}; {found.why}."
+    died = found.duel.died(Candidate())
+    told = found.why if died or not found.clear else ""
+    return f"{text}{before}{miss}; {told}." if told else f"{text}{before}{miss}."
 
 
 def change_words(pair: Against, goal: Goal) -> str:

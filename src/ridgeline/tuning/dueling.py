@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ridgeline.domain.errors import GIVEN_UP
 from ridgeline.domain.summary import Summary
 from ridgeline.experiment.plan import Plan, PlannedExperiment
 from ridgeline.experiment.protocol import Calibrate
@@ -56,6 +57,7 @@ class Duel:
     calibrate: Calibrate | None = None
     start_s: float | None = None
     _runs: dict[str, dict[int, StoredRun]] = field(default_factory=dict)
+    _deaths: dict[str, frozenset[int]] = field(default_factory=dict)  # rounds, by experiment
 
     @property
     def round_s(self) -> float:
@@ -64,26 +66,49 @@ class Duel:
         return gpus * self.setting.run_s(self.setting.workload.duration_s)
 
     def fight(self, left_s: float) -> int:
-        """Run rounds until it is decided, or `left_s` GPU seconds are used; returns the rounds."""
+        """Run rounds until it is decided, or `left_s` GPU seconds are used; returns those that
+        have runs. Without a baseline that runs there is nothing to be paired with: it ends.
+        """
         rounds = self._rounds_on_disk()
+        gpus = max(self.setting.served(c).gpus for c in self.candidates)
         together = self.setting.simulated or len(self.candidates) <= self.setting.places
         begun, used_s = time.monotonic(), 0.0
-        while not self.watch.stop_asked() and not self.standing().done:
+        while not self.watch.stop_asked() and not self._is_over:
             coming = rounds + 1 if together else max(rounds + 1, PLAN.least)
             if rounds >= 1 and used_s + self.round_s > left_s:
                 break
             self._round(coming, left_s - used_s)
             rounds = coming
-            spent = self.round_s if self.setting.simulated else time.monotonic() - begun
+            wall_s = time.monotonic() - begun
+            spent = self.round_s if self.setting.simulated else wall_s * gpus
             self.journal.write("spent", gpu_s=spent, what="duel", at=time.time())
             used_s, begun = used_s + spent, time.monotonic()
-        return rounds
+            if self.held < rounds:
+                break  # the budget has refused every run of it
+        return self.held
+
+    @property
+    def held(self) -> int:
+        """Rounds that have a run."""
+        return len({n for runs in self._runs.values() for n in runs})
+
+    @property
+    def _is_over(self) -> bool:
+        return bool(self._deaths.get(BASELINE)) or self.standing().done
+
+    def died(self, candidate: Candidate) -> str | None:
+        """ "died in N of M rounds"; None for one whose engine has lived through all of them."""
+        deaths = self._deaths.get(self._name(candidate))
+        if not deaths:
+            return None
+        rounds = len(deaths | set(self._runs.get(self._name(candidate), {})))
+        return f"died in {len(deaths)} of {rounds} round{'s' * (rounds != 1)}"
 
     def standing(self, dead: Collection[str] = ()) -> DuelState:
         """How it stands; `dead`: words of those that are disqualified for another reason."""
         barred = {
             i for i, c in enumerate(self.candidates)
-            if self.meets(c) is False or c.words in dead
+            if self.meets(c) is False or self.died(c) or c.words in dead
         }  # fmt: skip
         plan = replace(PLAN, contenders=len(self.candidates))
         return stand(self.rounds, plan, frozenset(barred))
@@ -150,8 +175,11 @@ class Duel:
         """What came of it; `estimates`: the search's, by a candidate's words."""
         state = self.standing()
         stopped = "stopped by the user" if self.watch.stop_asked() else "its budget is used"
+        if not rounds:
+            stopped = "no duel was held: its budget is used"
         lines = [self._line(c, estimates.get(c.words)) for c in self.candidates]
-        return DuelResult(rounds, state.reason if state.done else stopped, tuple(lines))
+        ended = "the baseline does not run" if self._deaths.get(BASELINE) else state.reason
+        return DuelResult(rounds, ended if self._is_over else stopped, tuple(lines))
 
     def _line(self, candidate: Candidate, searched: float | None) -> Duelist:
         base = self.candidates[0]
@@ -160,9 +188,11 @@ class Duel:
                   (() if found is None else (found.delta, found.low, found.high))]  # fmt: skip
         ratio, low, high = ratios or (None, None, None)
         pairs = len(set(self.summaries(candidate)) & set(self.summaries(base)))
-        verdict = "the baseline" if candidate == base else NO_CLEAR if found is None else found.word
+        word: str = NO_CLEAR if found is None else found.word
+        verdict = self.died(candidate) or ("the baseline" if candidate == base else word)
         runs = self._runs.get(self._name(candidate), {}).values()
-        reasons = [r.failure.text for r in runs if r.failure is not None]
+        reasons = [d] if (d := self.died(candidate)) else []
+        reasons += [r.failure.text for r in runs if r.failure is not None]
         reasons += [
             "; ".join(r.summary.verdict.reasons) for r in runs if r.state == "void" and r.summary
         ]
@@ -198,18 +228,22 @@ class Duel:
     def _round(self, rounds: int, left_s: float) -> None:
         """Everything up to that round; what is there is not measured again."""
         watch = TrialsWatch({}, self.journal, self.setting.goal, self.watch, {})
+        whole = self.plan(rounds)
+        # A failed run that is planned is measured again: a death would be forgotten.
+        alive = tuple(e for e in whole.experiments if not self._deaths.get(e.name))
         limited = not self.setting.simulated and left_s != float("inf")
         run_plan(
-            self.plan(rounds), StudyDirectory(self.folder), self.engines, watch,
+            replace(whole, experiments=alive), StudyDirectory(self.folder), self.engines, watch,
             command=self.command, study_text=self.study_text,
             gpu_minutes=max(left_s, 0.0) / 60 if limited else None,
-            retries=1, calibrate=self.calibrate, start_s=self.start_s,
+            retries=1, whole=whole, calibrate=self.calibrate, start_s=self.start_s,
         )  # fmt: skip
         self._read(rounds)
 
     def _rounds_on_disk(self) -> int:
         """Whole rounds from before the process was killed."""
         rounds = 0
+        self._read(rounds)
         while rounds < PLAN.most:
             out = self.standing().out - {0} if rounds else frozenset()
             due = [c for i, c in enumerate(self.candidates) if i not in out]
@@ -225,9 +259,19 @@ class Duel:
     def _read(self, rounds: int) -> None:
         for candidate in self.candidates:
             folders = {n: self._folder(candidate, n) for n in range(1, rounds + 1)}
-            self._runs[self._name(candidate)] = {
-                n: read_run(f) for n, f in folders.items() if is_finished(f)
-            }
+            name = self._name(candidate)
+            self._runs[name] = {n: read_run(f) for n, f in folders.items() if is_finished(f)}
+            # Also of a round that a kill has cut short: it is not measured again.
+            there = {n: self._folder(candidate, n) for n in range(1, PLAN.most + 1)}
+            self._deaths[name] = frozenset(
+                n for n, f in there.items() if is_finished(f) and _has_died(read_run(f))
+            )
+
+
+def _has_died(run: StoredRun) -> bool:
+    """Whether its engine did not start or died; a start that a budget ended tells nothing."""
+    given_up = run.failure is not None and GIVEN_UP in run.failure.text
+    return run.state == "failed" and not given_up
 
 
 def turned(pair: Against) -> Against:

@@ -164,6 +164,7 @@ class Reach:
 @dataclass(frozen=True, slots=True)
 class TuneResult:
     """All of it. `verdict` is the answer in one sentence; `clear`: the duel decided it.
+    recommended False: no configuration is, not even the baseline that stands as the winner.
 
     source: "twin" or "measured". goal: what was made larger, in `unit`. ended: why the search
     stopped. envelope_by: what the envelope compares with. judged: candidates that are not exact;
@@ -191,6 +192,7 @@ class TuneResult:
     judged: tuple[Judged, ...] = ()
     notes: tuple[str, ...] = ()
     nearest_miss: str | None = None
+    recommended: bool = True
     schema: int = SCHEMA
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ridgeline.domain.errors import StoreError
+from ridgeline.domain.errors import GIVEN_UP, StoreError
 from ridgeline.experiment.ledger import begin_index
 from ridgeline.experiment.plan import plan_runs
 from ridgeline.experiment.protocol import Calibrate
@@ -19,6 +19,7 @@ from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning import budgeting
 from ridgeline.tuning.budgeting import Limits
+from ridgeline.tuning.choosing import choose
 from ridgeline.tuning.dueling import Duel
 from ridgeline.tuning.expecting import Oracle
 from ridgeline.tuning.gate import Gate
@@ -40,7 +41,9 @@ THINKING_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a session came to; `complete` False: the user stopped it."""
+    """What a session came to; `complete` False: the user stopped it. recommended False: nothing
+    is, not even the baseline (it does not run, or nothing was measured).
+    """
 
     told: Told
     complete: bool
@@ -53,6 +56,7 @@ class Found:
     clear: bool = False
     why: str = ""
     soak: tuple[Soaked, ...] = ()
+    recommended: bool = True
 
 
 @dataclass(slots=True)
@@ -88,7 +92,8 @@ class Session:
         finalists, estimates = chosen
         base = Found(told, True, ended, finalists, estimates)
         if not finalists:
-            return replace(base, why=self._without_finalists(told))
+            runs = _baseline_runs(told)
+            return replace(base, why=self._without_finalists(told), recommended=runs)
         duel = self._duel(finalists)
         rounds = duel.fight(self._left_s() - self._soak_s(finalists))
         found = replace(base, duel=duel, rounds=rounds)
@@ -232,7 +237,7 @@ class Session:
             measured = [
                 (c, value)
                 for c, value in self.standings(told.history)
-                if c.change and any(t.value is not None for t in told.history.of(c))
+                if c.change and _may_win(told.history.of(c))
             ]
             ranked = self.gate.qualify(measured, self.setting.spec.finalists, self._judging_s)
             if ranked is None:
@@ -253,7 +258,9 @@ class Session:
 
     def _without_finalists(self, told: Told) -> str:
         trials = told.history.trials
-        if trials and all(t.state in ("void", "crashed", "refused") for t in trials):
+        if not trials:
+            return "nothing was measured"
+        if all(t.state in ("void", "crashed", "refused") for t in trials):
             first = next(t for t in trials if t.reason)
             return f"no trial has a figure that counts; the first is {first.state}: {first.reason}"
         tried = [t for t in trials if t.candidate.change]
@@ -289,7 +296,8 @@ class Session:
         soaked: list[Soaked] = []
         out: set[str] = set()
         for _ in range(len(found.finalists) + 1):
-            winner, clear, why = choose(duel, out)
+            choice = choose(duel, out)
+            winner = choice.winner
             if not winner.change:
                 break
             result = self._soaker().run(winner, max(self._left_s(), 60.0))
@@ -302,29 +310,24 @@ class Session:
             self.watch.told(f"{winner.words}: {result.reason}")
             out.add(winner.words)
         told = self.journal.told()
+        runs = bool(winner.change or duel.value(winner) or _baseline_runs(told))
         return replace(
-            found, told=told, winner=winner, clear=clear, why=why, soak=tuple(soaked)
+            found, told=told, winner=winner, clear=choice.clear, why=choice.why,
+            soak=tuple(soaked), recommended=choice.recommended and runs,
         )  # fmt: skip
 
 
-def choose(duel: Duel, out: set[str]) -> tuple[Candidate, bool, str]:
-    """(winner, whether it is clear, why): the baseline, unless one is clearly better than it, or
-    meets the targets where the baseline misses them. `out`: words of those that are disqualified.
-    """
-    baseline = duel.candidates[0]
-    rivals = [
-        c for c in duel.candidates[1:]
-        if c.words not in out and duel.meets(c) is not False and duel.value(c)
-    ]  # fmt: skip
-    ranked = sorted(rivals, key=lambda c: duel.estimate(c)[0] or 0.0, reverse=True)
-    if duel.meets(baseline) is False:
-        sure = [c for c in ranked if duel.meets(c)]
-        if sure:
-            return sure[0], True, "it meets the targets, which the baseline misses"
-        if ranked:
-            return ranked[0], False, "the baseline misses the targets; this one may meet them"
-        return baseline, False, "no configuration meets the targets"
-    for candidate in ranked:
-        if duel.beats(candidate, baseline):
-            return candidate, True, "clearly better than the baseline"
-    return baseline, False, "no clear winner: no finalist is clearly better than the baseline"
+def _may_win(trials: Sequence[Trial]) -> bool:
+    """Whether a candidate has a figure and never crashed: once in two is once too often."""
+    return not any(map(_crashed, trials)) and any(t.value is not None for t in trials)
+
+
+def _baseline_runs(told: Told) -> bool:
+    """Whether the baseline was tried in the search and never crashed or was refused."""
+    trials = told.history.of(Candidate())
+    return bool(trials) and not any(t.state == "refused" or _crashed(t) for t in trials)
+
+
+def _crashed(trial: Trial) -> bool:
+    """A start that a budget ended tells nothing about the engine."""
+    return trial.state == "crashed" and GIVEN_UP not in (trial.reason or "")

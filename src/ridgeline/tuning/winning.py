@@ -98,6 +98,12 @@ def write_winner(folder: Path, study: Study, file: Path, setting: Setting, won: 
         write_atomically(folder / COMPOSE, text.encode())
 
 
+def remove_winner(folder: Path) -> None:
+    """Take away an earlier answer's files, where there is no recommendation any more."""
+    for name in (WINNER, COMMAND, COMPOSE):
+        (folder / name).unlink(missing_ok=True)
+
+
 def winner_study(study: Study, folder: Path, setting: Setting, won: Candidate) -> str:
     """The study file with the winner as its baseline; the one before is an experiment of it."""
     import yaml  # noqa: PLC0415
