@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from ridgeline.cli.main import run
-from ridgeline.domain.errors import GIVEN_UP, RunFailed
+from ridgeline.cli.winneroption import tuned_from
+from ridgeline.domain.errors import GIVEN_UP, BadInput, RunFailed
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.records import RecordSink
 from ridgeline.domain.run import RunFacts, Watch
@@ -217,3 +218,5 @@ def test_a_budget_that_measures_nothing_is_said(
     found = read_result(tmp_path / "out")
     assert found is not None
     assert found.verdict == "No recommendation: nothing was measured."
+    with pytest.raises(BadInput, match="recommends nothing"):
+        tuned_from(tmp_path / "out")

@@ -30,6 +30,12 @@ def tuned_from(path: Path) -> "Tuned":
     elif (path / WINNER).is_file():
         study, result = load_study(path / WINNER), read_result(path)
     else:
+        ended = read_result(path)
+        if ended is not None and not ended.recommended:
+            raise BadInput(
+                "is a tuning that recommends nothing", where=str(path),
+                fix="tune again, or give a winner.yaml",
+            )  # fmt: skip
         study = _stored(path)
     base = study.baseline
     edges = () if result is None else tuple(_edge(reach) for reach in result.envelope)
