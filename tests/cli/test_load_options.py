@@ -87,7 +87,9 @@ def test_a_wrong_class_is_one_line(texts: list[str], words: str) -> None:
     assert "--class" in str(caught.value)
 
 
-OF_OTHER_TOOLS = {"bench": {"--save-detailed"}}  # vLLM's own benchmark has it
+OF_OTHER_TOOLS = {  # of vLLM's own benchmark, and of the servers that are compared
+    "bench": {"--save-detailed"}, "quality": {"--dtype", "--max-logprobs"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
@@ -99,4 +101,5 @@ def test_help_names_no_raw_type_and_no_option_that_the_verb_does_not_have(
     assert not re.search(r"^  -.*<(\w+ range|str|path|int|float)>", shown, re.MULTILINE)
     named = set(re.findall(r"--[a-z][a-z-]*[a-z]", re.sub(r"-\n\s+", "-", shown)))
     own = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", shown, re.MULTILINE))
+    own |= set(re.findall(r"^  --[a-z-]+ / (--no-[a-z-]+)", shown, re.MULTILINE))
     assert named - own == OF_OTHER_TOOLS.get(verb, set())
