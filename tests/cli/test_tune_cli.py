@@ -101,3 +101,19 @@ def test_what_cannot_be_tuned_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "cannot be tuned" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_budget_that_holds_no_three_rounds_of_all_finalists_decides_with_fewer(
+    tmp_path: Path, capsys
+) -> None:  # type: ignore[no-untyped-def]
+    """Rounds of 4 x 66 s do not fit thrice into what the search leaves of 12 minutes."""
+    text = STUDY.replace("duration_s: 4", "duration_s: 60").replace("finalists: 2", "finalists: 3")
+    file = write(tmp_path, text.replace("tune:", "tune:\n  window_s: 4"))
+    out = tmp_path / "out"
+    arguments = ["tune", str(file), "--gpu-minutes", "16", "--out", str(out), "--json", "-"]
+    assert run(arguments) == 0
+    shown = capsys.readouterr()
+    body = json.loads(shown.out)
+    assert "finalists go on: the budget that is left holds no 3 rounds of more" in shown.err
+    assert body["duel"]["rounds"] >= 3
+    assert body["winner"]["change"]

@@ -38,8 +38,19 @@ def duel_share_s(setting: Setting, limits: Limits, start_s: float) -> float:
     return share * reserve_s(setting, limits, start_s)
 
 
-def _duel_s(setting: Setting, start_s: float) -> float:
-    contenders = setting.spec.finalists + 1
+def finalists_held(setting: Setting, left_s: float, start_s: float) -> int:
+    """How many finalists a duel of the least rounds and a soak can have in `left_s`, at least 1.
+
+    One that is decided says more than one with three finalists that is not.
+    """
+    for finalists in range(setting.spec.finalists, 1, -1):
+        if _duel_s(setting, start_s, finalists) <= left_s:
+            return finalists
+    return 1
+
+
+def _duel_s(setting: Setting, start_s: float, finalists: int | None = None) -> float:
+    contenders = (finalists or setting.spec.finalists) + 1
     run_s = setting.run_s(setting.workload.duration_s)
     groups = 1 if contenders <= setting.places or setting.simulated else contenders
     duel_s = groups * start_s + contenders * (PLAN.least * run_s + setting.cold_s)

@@ -20,7 +20,7 @@ from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning import budgeting
 from ridgeline.tuning.budgeting import Limits
 from ridgeline.tuning.choosing import choose
-from ridgeline.tuning.dueling import Duel
+from ridgeline.tuning.dueling import PLAN, Duel
 from ridgeline.tuning.expecting import Oracle
 from ridgeline.tuning.gate import Gate
 from ridgeline.tuning.journal import SCHEMA, Asked, Told, TuneJournal
@@ -242,6 +242,14 @@ class Session:
             ranked = self.gate.qualify(measured, self.setting.spec.finalists, self._judging_s)
             if ranked is None:
                 return None
+            start_s = self.ground.expected_start_s
+            held = budgeting.finalists_held(self.setting, self._left_s(), start_s)
+            if held < len(ranked):
+                self.watch.told(
+                    f"{held} of {len(ranked)} finalists go on: the budget that is left holds no"
+                    f" {PLAN.least} rounds of more"
+                )
+                ranked = ranked[:held]
             self.journal.write(
                 "finalists",
                 changes=[dict(c.change) for c, _ in ranked],
