@@ -205,7 +205,7 @@ def test_the_bundled_prompts_are_varied_and_always_the_same() -> None:
     assert sum(p.name.startswith("code") for p in prompts) == 2
 
 
-# What a hostile review built against the gate; each passed before.
+# Damage that the gate once let pass.
 
 
 def mixed(change: Callable[[Logits, str], Logits], *, own: int = 20) -> ServerReading:
