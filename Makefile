@@ -37,7 +37,7 @@ test-vllm: $(VENV)/.dev  ## measure the real vLLM on the CPU (installs what it n
 	scripts/vllm_router_env.sh
 	scripts/smollm2_env.sh
 	scripts/lm_eval_env.sh
-	$(BIN)/python -m pytest tests/vllm -m vllm
+	$(BIN)/python -m pytest tests/vllm -m 'vllm and not acceptance'
 
 acceptance: $(VENV)/.dev  ## the longer proofs, whose figures stand in docs/acceptance.md
 	$(BIN)/python -m pytest tests/acceptance -m acceptance -s
