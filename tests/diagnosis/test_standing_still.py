@@ -1,10 +1,9 @@
 """Engines that stand still, gauges that only look so, restarts, and one URL for several servers."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from ridgeline.diagnosis.ranking import diagnose
 from ridgeline.diagnosis.watching import watch
 from ridgeline.load.address import parse_address
 from ridgeline.telemetry.prometheus import merged, parse_metrics
+from support.serving import serving
 
 LIMITS = {"imbalance", "batch-ceiling", "token-budget", "kv-memory", "prefill-stalls"}
 FROZEN = page({R: 12, W: 5, KV: 0.5, STEPS: 100, MADE: 1000, PROMPT: 5000, PRE: 0})
@@ -38,15 +38,8 @@ def answering(body: str) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
+    with serving(Handler) as url:
+        yield url
 
 
 class Clock:

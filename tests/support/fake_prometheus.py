@@ -6,15 +6,15 @@ of time that ends at `time`), and knows no function but time().
 
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ridgeline.telemetry.prometheus import parse_metrics
+from support.serving import serving
 
 _QUERY = re.compile(r"^\{(.*)\}\[(\d+)ms\]$", re.DOTALL)
 _MATCHER = re.compile(r'\s*([A-Za-z_]\w*)\s*(=~|!=|=)\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
@@ -89,12 +89,5 @@ def served(fake: FakePrometheus) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
+    with serving(Handler) as url:
+        yield url

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ridgeline.cli import sourceoptions
 from ridgeline.cli.output import console, ensure_json_target, say, show, write_json
 from ridgeline.domain.errors import BadInput
 
@@ -38,20 +39,9 @@ def doctor(
             help="A saved /metrics page (repeat it), or a folder of them, instead.",
         ),
     ] = None,
-    prometheus: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="A Prometheus that scrapes the engines, instead of URLs."),
-    ] = None,
-    match: Annotated[
-        str | None,
-        typer.Option(metavar="SELECTOR", help="Its series to take, such as '{job=\"vllm\"}'."),
-    ] = None,
-    gpu_match: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SELECTOR", help="Its dcgm-exporter series [those of the engines' hosts]."
-        ),
-    ] = None,
+    prometheus: sourceoptions.Prometheus = None,
+    match: sourceoptions.Match = None,
+    gpu_match: sourceoptions.GpuMatch = None,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -73,12 +63,7 @@ def doctor(
         Path | None,
         typer.Option(metavar="FILE", help="The study file of what runs: its knobs, model, GPU."),
     ] = None,
-    winner: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="A winner.yaml or a past study: has the traffic left it since?"
-        ),
-    ] = None,
+    winner: sourceoptions.Winner = None,
     model: Annotated[
         str | None, typer.Option(metavar="M", help="The model served, where no study says it.")
     ] = None,

@@ -124,10 +124,11 @@ def _measured(folder: Path, spec: "ExperimentSpec") -> "ExperimentResult":
                 ("model", have.model, wanted.model),
                 ("GPU", have.gpu, wanted.gpu),
                 ("vLLM", have.engine_version, wanted.engine_version),
-                ("knobs of", one.name, spec.name),
             )
-            if (have.knobs != wanted.knobs if what == "knobs of" else theirs != ours)
+            if theirs != ours
         ]
+        if have.knobs != wanted.knobs:
+            differs.append(f"knobs of {one.name} instead of {spec.name}")
         if not differs:
             return one
         nearest_one = min(filter(None, (nearest_one, differs)), key=len)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ridgeline.cli import sourceoptions
 from ridgeline.cli.output import console, ensure_folder_target, say
 from ridgeline.cli.watchpage import first_said, line, table
 from ridgeline.cli.watchstate import State
@@ -18,20 +19,9 @@ def watch(
         list[str] | None, typer.Argument(metavar="URL...", help="Base URLs of running servers.")
     ] = None,
     *,
-    prometheus: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="A Prometheus that scrapes the engines, instead of URLs."),
-    ] = None,
-    match: Annotated[
-        str | None,
-        typer.Option(metavar="SELECTOR", help="Its series to take, such as '{job=\"vllm\"}'."),
-    ] = None,
-    gpu_match: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SELECTOR", help="Its dcgm-exporter series [those of the engines' hosts]."
-        ),
-    ] = None,
+    prometheus: sourceoptions.Prometheus = None,
+    match: sourceoptions.Match = None,
+    gpu_match: sourceoptions.GpuMatch = None,
     gpu_metrics: Annotated[
         list[str] | None,
         typer.Option(metavar="URL", help="dcgm-exporter of the replicas' host. Repeat it."),
@@ -46,12 +36,7 @@ def watch(
     study: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The study file of what runs.")
     ] = None,
-    winner: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="A winner.yaml or a past study: has the traffic left it?"
-        ),
-    ] = None,
+    winner: sourceoptions.Winner = None,
     model: Annotated[str | None, typer.Option(metavar="M", help="The model served.")] = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="The GPU.")] = None,
     gpus: Annotated[int, typer.Option(metavar="N", min=1, help="GPUs of one replica.")] = 1,

@@ -173,16 +173,8 @@ class Replica:
         return body.decode("utf-8", errors="replace")
 
     def _connect(self) -> http.client.HTTPConnection:
-        address = self._address
-        found: http.client.HTTPConnection
-        if address.scheme == "https":
-            found = http.client.HTTPSConnection(
-                address.host, address.port, timeout=TIMEOUT_S, context=address.tls()
-            )
-        else:
-            found = http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT_S)
-        self._connection = found
-        return found
+        self._connection = self._address.connection(TIMEOUT_S)
+        return self._connection
 
     def _close(self) -> None:
         if self._connection is not None:

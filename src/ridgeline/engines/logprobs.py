@@ -241,13 +241,7 @@ class _Server:
 
     def _exchange(self, path: str, body: bytes) -> tuple[int, bytes]:
         place, limit = self.address, self.asking.timeout_s
-        connection: http.client.HTTPConnection
-        if place.scheme == "https":
-            connection = http.client.HTTPSConnection(
-                place.host, place.port, timeout=limit, context=place.tls()
-            )
-        else:
-            connection = http.client.HTTPConnection(place.host, place.port, timeout=limit)
+        connection = place.connection(limit)
         headers = {**self.headers, "Content-Type": "application/json"}
         try:
             connection.request("POST", place.path + path, body, headers)

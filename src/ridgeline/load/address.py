@@ -73,6 +73,14 @@ class Address:
             fix="is the server running, and is this its address?",
         )
 
+    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        """A connection to it, TLS where the scheme says so; nothing is sent yet."""
+        if self.scheme == "https":
+            return http.client.HTTPSConnection(
+                self.host, self.port, timeout=timeout_s, context=self.tls()
+            )
+        return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+
     def get(
         self,
         path: str,
@@ -81,13 +89,7 @@ class Address:
         most_bytes: int = _PAGE_BYTES,
     ) -> tuple[int, str, bytes]:
         """GET base + path; (status, content type, body up to most_bytes). Raises EndpointError."""
-        connection: http.client.HTTPConnection
-        if self.scheme == "https":
-            connection = http.client.HTTPSConnection(
-                self.host, self.port, timeout=timeout_s, context=self.tls()
-            )
-        else:
-            connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        connection = self.connection(timeout_s)
         try:
             connection.request("GET", self.path + path, headers=dict(headers))
             reply = connection.getresponse()

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from ridgeline.domain.knobs import Configuration
 from ridgeline.engines.base import Endpoint, Engine
-from ridgeline.engines.resident import KeepsEngines
+from ridgeline.engines.resident import GivesUp, KeepsEngines
 
 
 @runtime_checkable
@@ -103,6 +103,17 @@ class LastingEngine:
         return found
 
 
+class _Kept(KeepsEngines, GivesUp, Engine, Protocol):
+    """All that the runner asks of an engine that is kept."""
+
+
+def _lasting(engine: _Kept) -> _Kept:
+    """The engine, held to the ports when types are checked: the runner asks for them at run time,
+    and one member less made it start every engine anew, without a word.
+    """
+    return engine
+
+
 class LastingEngines:
     """The engines of one tuning by name; each is made once. A context: it ends them all."""
 
@@ -117,7 +128,7 @@ class LastingEngines:
         if name not in self._made:
             made = self._engine_for(name)
             if isinstance(made, Resident):
-                made = LastingEngine(made, self._places, self._first)
+                made = _lasting(LastingEngine(made, self._places, self._first))
             self._made[name] = made
         return self._made[name]
 

@@ -52,9 +52,8 @@ def _compose(text: str, wanted: Deployment) -> Problems:
     gpus: list[str | None] = []
     for name, service in services.items():
         yield from _variables(listed(service.get("environment")), name)
-        yield from leaked_problems(
-            [*_words(service, "entrypoint"), *_words(service, "command")], name
-        )
+        words = [*_words(service, "entrypoint"), *_words(service, "command")]
+        yield from leaked_problems(words, name)
         yield from _reachable(service, name)
         if not devices(service):
             continue
@@ -66,7 +65,6 @@ def _compose(text: str, wanted: Deployment) -> Problems:
         if len(mine) != wanted.gpus_per_replica:
             yield f"{name}: {len(mine)} GPUs, a server needs {wanted.gpus_per_replica}: set devices"
         yield from _image(service.get("image"), wanted, name)
-        words = [*_words(service, "entrypoint"), *_words(service, "command")]
         yield from command_problems([w.replace("$$", "$") for w in words], wanted, name)
         health = service.get("healthcheck") or {}
         allowed = duration_s(health.get("start_period", "0s"))
