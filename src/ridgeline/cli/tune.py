@@ -79,6 +79,11 @@ def tune(
     from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
 
     study = override(load_study(file), engine=engine)
+    if study.baseline.configuration.pools:
+        raise BadInput(
+            "a tuning searches one configuration, and the baseline is divided into pools",
+            where=f"{file}: pools", fix="tune each pool with its own class, then join them",
+        )  # fmt: skip
     folder = out or Path("runs") / f"{study.name}-tune"
     ensure_folder_target(folder)
     ensure_json_target(json, folder)

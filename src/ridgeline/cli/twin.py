@@ -164,6 +164,11 @@ def _spec(file: Path, experiment: str | None) -> "ExperimentSpec":
 
     study = load_study(file)
     spec = study.experiment(experiment) if experiment is not None else study.baseline
+    if spec.configuration.pools:
+        raise BadInput(
+            f"one port serves one pool, and {spec.name} is divided into several",
+            where=f"{file}: pools", fix="run a twin for each pool, from a file of its own",
+        )  # fmt: skip
     return replace(spec, configuration=on_twin(spec.configuration, study.calibration))
 
 

@@ -179,6 +179,20 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
+class Pool:
+    """Servers for some classes of requests alone, with knobs of their own.
+
+    classes: names of the workload's. knobs: complete, nothing is left to inherit; the pool has
+    `data_parallel_size` servers. urls: of servers that run already, for engine "endpoint".
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    knobs: Knobs
+    urls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     """What one run serves: a model on some GPUs under some knobs.
 
@@ -188,7 +202,8 @@ class Configuration:
     engine is started, None = in its default way (or it is not started by us).
     `calibration`: of a twin, None = the GPU's priors. `routing`: how requests are spread over
     data-parallel replicas, a rule of `domain.routing`. `more_urls`: of further servers that serve
-    the same as `url`.
+    the same as `url`. `pools`: the servers are divided by classes of requests; `knobs` are then
+    what the pools' own were changed from, and start nothing.
     """
 
     model: str
@@ -204,6 +219,30 @@ class Configuration:
     gpu_figures: Mapping[str, Any] | None = None
     routing: str = "round-robin"
     more_urls: tuple[str, ...] = ()
+    pools: tuple[Pool, ...] = ()
+
+    @property
+    def parts(self) -> "tuple[Configuration, ...]":
+        """Each pool as a configuration of its own; without pools this one itself."""
+        if not self.pools:
+            return (self,)
+        return tuple(
+            replace(
+                self, knobs=pool.knobs, gpus=pool.knobs.gpus, pools=(),
+                url=pool.urls[0] if pool.urls else self.url, more_urls=pool.urls[1:],
+            )
+            for pool in self.pools
+        )  # fmt: skip
+
+    @property
+    def layout_gpus(self) -> int:
+        """GPUs that the layout occupies, of all pools together."""
+        return sum(part.knobs.gpus for part in self.parts)
+
+    @property
+    def replicas(self) -> int:
+        """Servers (data-parallel replicas), of all pools together."""
+        return sum(part.knobs.data_parallel_size or 1 for part in self.parts)
 
     def device(self) -> Gpu | None:
         """The GPU's figures, None when it is not known. Raises BadInput for an unknown name."""

@@ -151,10 +151,13 @@ def read_observations(
     runs whose own model is known to have another shape than `model`.
     """
     runs: list[StoredRun] = []
-    twins = unknown = 0
+    twins = unknown = pools = 0
     for folder in folders:
         for run in _runs_in(folder):
             if not run.valid or run.facts is None or run.summary is None:
+                continue
+            if run.meta.configuration.pools:  # several configurations in one set of figures
+                pools += 1
                 continue
             twins += run.facts.source == "twin"
             unknown += run.facts.source != "twin" and run.meta.configuration.gpu is None
@@ -166,6 +169,8 @@ def read_observations(
             why = f"all {twins} valid runs are twins: a twin cannot be calibrated on itself"
         elif unknown:
             why = f"{unknown} runs do not say on which GPU they ran"
+        elif pools:
+            why = f"all {pools} valid runs are of several pools, none of one configuration"
         raise BadInput(why, where=where, fix="give runs of a real engine on a known GPU")
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:

@@ -167,6 +167,8 @@ def dialect_of(engine: str) -> "Dialect | None":
 
 def _check_spec(spec: ExperimentSpec) -> None:
     configuration, workload = spec.configuration, spec.workload
+    if configuration.pools:
+        raise BadInput("pools are read, and not started by a study yet", where="pools")
     if configuration.engine == "endpoint" and configuration.url is None:
         raise BadInput("an endpoint needs the key 'url'", where="engine")
     if configuration.engine != "twin":

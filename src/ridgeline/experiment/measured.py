@@ -58,7 +58,7 @@ def account_measured(
     if held is None or not e2e_s:
         return MeasuredAccount({}, steps)
     steps["closure_error"] = held.closure_error
-    replicas = configuration.knobs.data_parallel_size or 1
+    replicas = configuration.replicas
     if "tokens_per_step" in steps:
         decoding = steps["tokens_per_step"] * replicas
         steps["decode_error"] = (held.streaming - decoding) / held.in_flight
@@ -94,7 +94,7 @@ def measured_steps(facts: RunFacts, configuration: Configuration) -> dict[str, f
     """
     told = _telemetry(facts)
     # Sums over the pages that told the window are of that many of the replicas.
-    replicas = (configuration.knobs.data_parallel_size or 1) * _share_told(facts)
+    replicas = configuration.replicas * _share_told(facts)
     engine = _engine(facts)
     gpus = [g for g in told.get("gpus") or () if isinstance(g, Mapping)]
     rate = engine.get("steps_per_s") if (configuration.knobs.api_server_count or 1) == 1 else None

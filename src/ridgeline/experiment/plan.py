@@ -166,6 +166,8 @@ def fingerprint(
     if not workload.warmup_auto:  # as it was before there were automatic ones
         del offered["warmup_auto"]
     plain = to_plain(replace(configuration, price_per_gpu_hour=None))
+    if not plain["pools"]:  # likewise, as before there were any
+        del plain["pools"]
     if plain["launch"] is not None:  # likewise: ways to start that came later
         for name, usual in _LATER_LAUNCH.items():
             if plain["launch"][name] == usual:

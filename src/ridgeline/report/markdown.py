@@ -187,7 +187,7 @@ def _readings(row: ExperimentRow, runs: Sequence[StoredRun]) -> list[str]:
 
 def _whole(of_replica: float | None, runs: Sequence[StoredRun]) -> float | None:
     """What is known of one replica, over all of them."""
-    replicas = runs[0].meta.configuration.knobs.data_parallel_size or 1
+    replicas = runs[0].meta.configuration.replicas
     return None if of_replica is None else of_replica * replicas
 
 

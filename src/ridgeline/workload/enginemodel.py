@@ -93,6 +93,23 @@ KnobsPart = create_model(
 )  # fmt: skip
 
 
+class PoolPart(Part):
+    """Servers for some classes of requests alone."""
+
+    classes: list[str] | None = Field(
+        default=None, min_length=1,
+        description="names of workload.classes that it serves; the class of its own name unless"
+        " given",
+    )  # fmt: skip
+    set: KnobsPart | None = Field(  # type: ignore[valid-type]
+        default=None,
+        description="engine options that differ in this pool; data_parallel_size are its servers",
+    )
+    url: str | list[str] | None = Field(
+        default=None, description="servers that run already, for engine: endpoint"
+    )
+
+
 class RouterPart(Part):
     """A balancer before the replicas, in place of the client's own balancing."""
 

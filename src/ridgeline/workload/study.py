@@ -235,7 +235,7 @@ def _served_by(
             "an endpoint needs the key 'url', which belongs to engine: endpoint in the study file",
             where="--engine endpoint",
         )
-    gpus = configuration.knobs.gpus
+    gpus = configuration.layout_gpus
     served = replace(configuration, engine=engine, gpus=gpus, url=None)
     return replace(spec, configuration=on_twin(served, calibration) if engine == "twin" else served)
 

@@ -14,6 +14,7 @@ from ridgeline.domain.knobs import Calibration, Configuration, Knobs, Launch
 from ridgeline.domain.model import shape
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.vision import image_tokens
+from ridgeline.domain.workload import Workload
 from ridgeline.workload.calibrationfile import read_calibration
 from ridgeline.workload.enginemodel import HardwarePart, KnobsPart, LaunchPart
 from ridgeline.workload.gpufile import GPU_FILES, read_gpu
@@ -24,6 +25,7 @@ from ridgeline.workload.otherengine import (
     model_at,
     on_its_engine,
 )
+from ridgeline.workload.poolbuild import pools_change, with_pools
 from ridgeline.workload.study import (
     ExperimentSpec,
     Finding,
@@ -57,11 +59,12 @@ def build_study(source: Source, text: str, folder: Path) -> Study:
     if as_ids and part.workload.sessions is not None:
         what = "a session's next turn carries the reply's text: it cannot be sent as token ids"
         raise source.error(("workload", "prompts", "as"), what)
+    workload = build_workload(source, part.workload, ("workload",))
     base = ExperimentSpec(
         part.baseline_name,
         "baseline",
-        _base_configuration(source, part, folder),
-        build_workload(source, part.workload, ("workload",)),
+        _base_configuration(source, part, workload, folder),
+        workload,
         _lines(source, ("baseline",)),
     )
     _check_countable(source, base)
@@ -205,8 +208,10 @@ def _unique_names(source: Source, part: StudyPart) -> list[str]:
     return names
 
 
-def _base_configuration(source: Source, part: StudyPart, folder: Path) -> Configuration:
-    if part.engine == "endpoint" and part.url is None:
+def _base_configuration(
+    source: Source, part: StudyPart, workload: Workload, folder: Path
+) -> Configuration:
+    if part.engine == "endpoint" and part.url is None and not part.pools:
         raise source.error(("engine",), "engine: endpoint needs the key 'url'")
     if part.engine != "endpoint" and part.url is not None:
         raise source.error(("url",), f"url belongs to engine: endpoint, not to {part.engine}")
@@ -217,6 +222,7 @@ def _base_configuration(source: Source, part: StudyPart, folder: Path) -> Config
         calibration=_calibration(source, part, folder) if part.engine == "twin" else None,
         routing=_routing(source, part.engine, part.routing, ("routing",)) or ROUND_ROBIN,
     )  # fmt: skip
+    start = with_pools(source, start, part.pools, workload, ("pools",))
     here: Path_ = ("hardware",)
     found = _with_hardware(source, start, part.hardware or HardwarePart(), here, folder)
     if part.engine == "endpoint":
@@ -306,7 +312,7 @@ def _with_hardware(
             name = known_gpu(name).name
     except BadInput as error:
         raise source.error((*path, "gpu"), str(error)) from None
-    used = configuration.knobs.gpus
+    used = configuration.layout_gpus
     if configuration.engine == "endpoint" and part.count is not None:
         used = part.count
     if part.count is not None and used > part.count:
@@ -353,19 +359,22 @@ def _experiment(
         routing=_routing(source, study.engine, part.routing, (*path, "routing"))
         or base.configuration.routing,
     )
-    hardware = (study.hardware or HardwarePart()).model_dump()
-    hardware |= part.hardware.model_dump(exclude_unset=True) if part.hardware else {}
-    place = (*path, "hardware") if part.hardware else (*path, "set")
-    configuration = _with_hardware(source, configuration, HardwarePart(**hardware), place, folder)
-    if study.engine == "endpoint":
-        _check_endpoint(source, configuration, HardwarePart(**hardware), place)
     workload = base.workload
     if part.workload is not None:
         merged = _merge(source.body["workload"], part.workload)
         here: Path_ = (*path, "workload")
         checked = _checked(WorkloadPart, merged, source, ("workload",), here)
         workload = build_workload(source, checked, here)
-    unshown: dict[str, Any] = {"knobs": Knobs(), "gpus": 0, "gpu_figures": None}
+    own = part.pools is not None
+    pools, pools_at = (part.pools, (*path, "pools")) if own else (study.pools, ("pools",))
+    configuration = with_pools(source, configuration, pools, workload, pools_at)
+    hardware = (study.hardware or HardwarePart()).model_dump()
+    hardware |= part.hardware.model_dump(exclude_unset=True) if part.hardware else {}
+    place = (*path, "hardware") if part.hardware else (*path, "set")
+    configuration = _with_hardware(source, configuration, HardwarePart(**hardware), place, folder)
+    if study.engine == "endpoint":
+        _check_endpoint(source, configuration, HardwarePart(**hardware), place)
+    unshown: dict[str, Any] = {"knobs": Knobs(), "gpus": 0, "gpu_figures": None, "pools": ()}
     change = ", ".join(
         filter(
             None,
@@ -376,6 +385,7 @@ def _experiment(
                     replace(configuration, launch=None, **unshown),
                 ),
                 launch_change(base.configuration, configuration),
+                pools_change(base.configuration, configuration),
                 difference_text(base.workload, workload),
             ),
         )

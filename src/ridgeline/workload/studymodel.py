@@ -5,12 +5,18 @@ read. The editor's JSON Schema comes from the same models. Ranges stand in the f
 an error are made in `studyfile.py`.
 """
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ridgeline.domain.routing import ROUTINGS
-from ridgeline.workload.enginemodel import HardwarePart, KnobsPart, LaunchPart, TwinPart
+from ridgeline.workload.enginemodel import (
+    HardwarePart,
+    KnobsPart,
+    LaunchPart,
+    PoolPart,
+    TwinPart,
+)
 from ridgeline.workload.study import ENGINES, EQUAL_WITHIN, METRICS
 from ridgeline.workload.studypart import MOST_MS, NAME, Part, amount
 from ridgeline.workload.tunemodel import TunePart
@@ -20,6 +26,11 @@ ROUTING_HELP = (
     "how requests are spread over data-parallel replicas: in turn, to the one with the fewest"
     " requests, or to the one that knows the prompt's shared prefix"
 )
+
+POOLS_HELP = (
+    "separate servers by class of requests, each pool by its name; every class is in one of them"
+)
+Pools = dict[Annotated[str, Field(pattern=NAME)], PoolPart]
 
 
 class ExperimentPart(Part):
@@ -34,6 +45,11 @@ class ExperimentPart(Part):
     )
     hardware: HardwarePart | None = Field(default=None, description="GPUs or price that differ")
     routing: Literal[ROUTINGS] | None = Field(default=None, description=ROUTING_HELP)  # type: ignore[valid-type]
+    pools: Pools | None = Field(
+        default=None,
+        max_length=100,
+        description=f"{POOLS_HELP}; {{}}: none, where the baseline has",
+    )
     url: str | None = Field(default=None, description="another endpoint")
     engine: Literal[ENGINES] | None = Field(  # type: ignore[valid-type]
         default=None,
@@ -113,6 +129,7 @@ class StudyPart(Part):
     hardware: HardwarePart | None = None
     launch: LaunchPart | None = None
     routing: Literal[ROUTINGS] | None = Field(default=None, description=ROUTING_HELP)  # type: ignore[valid-type]
+    pools: Pools | None = Field(default=None, max_length=100, description=POOLS_HELP)
     twin: TwinPart | None = None
     workload: WorkloadPart
     slo: SloPart | None = None  # type: ignore[valid-type]

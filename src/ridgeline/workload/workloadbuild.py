@@ -29,6 +29,7 @@ from ridgeline.domain.workload import (
     Workload,
     sessions_of,
 )
+from ridgeline.workload.classbuild import class_shares, with_rates
 from ridgeline.workload.promptfiles import open_prompts
 from ridgeline.workload.requestoptions import check_extra_body, check_headers, check_sampling
 from ridgeline.workload.studyfile import Path_, Source
@@ -48,12 +49,12 @@ from ridgeline.workload.workloadmodel import (
 
 DEFAULT_DURATION_S = 90.0
 MOST_TURNS = 10_000
-SHARES_SLACK = 1e-6
 
 
 def build_workload(source: Source, part: WorkloadPart, path: Path_) -> Workload:
     """The workload of a part that stands at `path`. Raises BadInput naming line and key."""
-    arrivals = _arrivals(source, part.arrivals, (*path, "arrivals"))
+    offered = with_rates(source, part, path)
+    arrivals = _arrivals(source, offered, (*path, "arrivals"))
     if arrivals.trace is not None:
         _refuse_beside_trace(source, part, path)
     prompts = _prompts(source, part.prompts, (*path, "prompts"), Prompts())
@@ -135,7 +136,7 @@ def _options(source: Source, part: WorkloadPart, path: Path_) -> RequestOptions:
 def _warmup_s(source: Source, part: WorkloadPart, path: Path_, arrivals: Arrivals) -> float:
     """The warm-up, or the most that an automatic one may take."""
     if part.warmup_s is None:
-        if part.arrivals.steps is not None or part.arrivals.trace is not None:
+        if arrivals.steps or arrivals.trace is not None:
             what = "warmup_s: auto does not go with steps or a trace: they begin at a fixed time"
             raise source.error((*path, "warmup_s"), what)
         return WARMUP_LIMIT_S if part.warmup_limit_s is None else part.warmup_limit_s
@@ -191,13 +192,11 @@ def _classes(
         if one.prompts is not None and one.prompts.as_ is not None:
             what = "'as' holds for all requests"
             raise source.error((*here, name, "prompts", "as"), what, "put it into workload.prompts")
-    total = math.fsum(one.share for one in parts.values())
-    if parts and abs(total - 1) > SHARES_SLACK:
-        raise source.error(here, f"the shares of the classes make {total:g}, not 1")
+    shares = class_shares(source, part, path)
     return tuple(
         TrafficClass(
             name,
-            one.share,
+            shares[name],
             _prompts(source, one.prompts, (*here, name, "prompts"), prompts),
             _outputs(source, one.output_tokens, (*here, name, "output_tokens"), outputs),
             build_slo(source, one.slo, (*here, name, "slo")),

@@ -180,7 +180,13 @@ SloPart = create_model(
 class ClassPart(Part):
     """One kind of requests among others; what it does not say is the workload's."""
 
-    share: float = amount("share of the requests", "the shares of all classes make 1", gt=0, le=1)
+    share: float | None = amount("share of the requests", "the shares of all classes make 1",
+                                  default=None, gt=0, le=1)  # fmt: skip
+    rate_per_s: float | None = amount(
+        "requests per second", "arrivals of its own, in place of a share, and then for every class;"
+        " workload.arrivals gives no load beside them",
+        default=None, ge=LEAST_RATE, le=MOST_REQUESTS,
+    )  # fmt: skip
     prompts: PromptsPart | None = None
     output_tokens: widened(OutputPart, "max") | None = None  # type: ignore[valid-type]
     slo: SloPart | None = Field(default=None, description="limits for this class alone")  # type: ignore[valid-type]
@@ -222,7 +228,9 @@ class ClientPart(Part):
 class WorkloadPart(Part):
     """The traffic that is offered."""
 
-    arrivals: ArrivalsPart
+    arrivals: ArrivalsPart | None = Field(
+        default=None, description="may be left out where every class has a rate_per_s of its own"
+    )
     prompts: PromptsPart | None = None
     output_tokens: widened(OutputPart, "max") | None = None  # type: ignore[valid-type]
     classes: dict[Annotated[str, Field(pattern=NAME)], ClassPart] | None = Field(
