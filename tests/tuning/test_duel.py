@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from ridgeline.tuning.duel import DuelPlan, DuelState, Round, stand
-from ridgeline.tuning.dueling import interval
 
 PLAN = DuelPlan(4)
 
@@ -97,9 +96,3 @@ def test_a_pair_is_told_with_the_better_one_first() -> None:
 def test_the_levels_of_all_looks_and_pairs_add_up_to_the_error() -> None:
     total = sum(PLAN.level(n) for n in range(PLAN.least, PLAN.most + 1)) * 6
     assert total == pytest.approx(0.05)
-
-
-def test_a_contender_without_a_valid_run_has_no_interval() -> None:
-    assert interval([]) is None
-    assert interval([0.1]) is None
-    assert interval([0.1, 0.2]) is not None

@@ -181,7 +181,7 @@ def _run(
         result = concluded(session, found, ablation)
         write_result(folder, result)
         if found.recommended:
-            write_winner(folder, study, file, setting, found.winner)
+            write_winner(folder, study, file, setting, found.winner, said=result.verdict)
         else:
             remove_winner(folder)
         return result

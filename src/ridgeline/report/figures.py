@@ -320,6 +320,11 @@ def comparisons(report: StudyReport) -> int:
 def comparisons_words(report: StudyReport) -> str:
     """What several intervals at once mean; "" for fewer than two."""
     n = comparisons(report)
+    if n and report.tune is not None:
+        return (
+            "Intervals against the baseline hold for all pairs and all looks of the duel together"
+            " at 95 %; a limit is met or missed where its whole interval is."
+        )
     if n < 2:
         return ""
     return (

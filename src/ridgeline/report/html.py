@@ -28,7 +28,7 @@ from ridgeline.report.table import (
     metric_words,
     table_rows,
 )
-from ridgeline.report.tunetext import manager, sections
+from ridgeline.report.tunetext import sections
 from ridgeline.report.verdict import run_counts, void_lines
 
 # Addresses in the vendored bundle (help texts, an unused map source). Removed so that the page
@@ -93,7 +93,6 @@ def _context(report: StudyReport) -> dict[str, Any]:
         "remarks": _remarks(report),
         "tune": report.tune,
         "tune_sections": [] if report.tune is None else sections(report.tune),
-        "manager": None if report.tune is None else manager(report.tune),
         "failed": [(row.name, error_texts(row)) for row in report.rows if error_texts(row)],
         "css": Markup(asset("page.css")),  # noqa: S704 - the package's own file
         "script": Markup(asset("page.js")),  # noqa: S704 - the package's own file

@@ -41,6 +41,7 @@ from ridgeline.report.model import (
     StudyReport,
 )
 from ridgeline.report.routertext import router_text
+from ridgeline.report.tuned import as_tuned
 from ridgeline.store.run_directory import StoredRun
 from ridgeline.store.study_directory import RunEntry, StudyDirectory
 from ridgeline.tuning.outcome import read_result
@@ -87,6 +88,8 @@ def report_of(
         rows = tuple(
             _held_to(workload, row, e) for row, e in zip(rows, result.experiments, strict=True)
         )
+    tune = read_result(directory.path)
+    rows = as_tuned(rows, tune)
     return StudyReport(
         name=result.index.name,
         model=configuration.model if configuration is not None else "",
@@ -106,7 +109,7 @@ def report_of(
         warnings=result.warnings,
         router_costs=tuple(router_text(cost) for cost in result.router_costs),
         knee=read_knee(directory) if sweeps else None,
-        tune=read_result(directory.path),
+        tune=tune,
     )
 
 

@@ -12,10 +12,12 @@ from ridgeline.domain.means import known_mean
 from ridgeline.domain.summary import Interval
 from ridgeline.report import numbers
 from ridgeline.report.account import NOTE, account_table
-from ridgeline.report.figures import NO_PRICE, comparison_words
+from ridgeline.report.figures import NO_PRICE, comparison_words, comparisons_words
 from ridgeline.report.model import Difference, ExperimentRow, StudyReport
 from ridgeline.report.sentence import answer
+from ridgeline.report.tunetext import sections
 from ridgeline.store.run_directory import StoredRun
+from ridgeline.tuning.outcome import TuneResult
 
 MISSING = ""
 
@@ -30,9 +32,10 @@ def render(report: StudyReport, runs: Mapping[str, Sequence[StoredRun]]) -> str:
         " ".join((found.text, *found.notes)),
         "## Experiments",
         _table(_EXPERIMENT_HEAD, [_experiment(row, report) for row in report.rows]),
-        "Each figure with its 95 % interval. Differences are of cost per million output tokens, "
-        "paired by repeat. Bold limits are those of the SLO that were missed.",
+        _legend(report),
     ]
+    if report.tune is not None:
+        parts += _tuning(report.tune)
     if report.router_costs:
         told = (f"- {cost[0].upper()}{cost[1:]}." for cost in report.router_costs)
         parts += ["## What the router costs", "\n".join(told)]
@@ -56,6 +59,29 @@ def render(report: StudyReport, runs: Mapping[str, Sequence[StoredRun]]) -> str:
     parts += ["## Runs not counted", "\n".join(lost) if lost else "None."]
     parts += [f"## How this was measured\n\n{_how(report)}"]
     return "\n\n".join(parts) + "\n"
+
+
+def _legend(report: StudyReport) -> str:
+    how = "paired by repeat" if report.tune is None else comparisons_words(report)
+    how = f"{how[:1].lower()}{how[1:].rstrip('.')}" if how else "of single runs"
+    return (
+        "Each figure with its 95 % interval. Differences are of cost per million output tokens, "
+        f"{how}. Bold limits are those of the SLO that were missed."
+    )
+
+
+def _tuning(result: TuneResult) -> list[str]:
+    """What was tried and why, what each knob bought, how far it holds: the page's own tables."""
+    found = []
+    for section in sections(result):
+        found += [f"## {section.title}", _table(section.head, section.rows)]
+        found += [note if note.endswith(".") else f"{note}." for note in section.notes]
+    lines = [str(line) for line in result.certificate.get("lines", ())]
+    if lines:
+        found += ["## How far from the bounds", *lines]
+    if result.recommended:
+        found += ["## Serve it", f"```\n{result.winner.command}\n```"]
+    return found
 
 
 def write(report: StudyReport, runs: Mapping[str, Sequence[StoredRun]], path: Path) -> None:

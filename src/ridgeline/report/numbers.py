@@ -5,35 +5,12 @@ Every function returns plain text (never markup); None gives "not measured".
 
 import math
 
-THIN = "\u2009"
+from ridgeline.domain.numerals import MINUS, THIN, grouped, significant
+
+__all__ = ["MINUS", "NOT_MEASURED", "THIN", "grouped", "significant"]
+
 NOT_MEASURED = "not measured"
-MINUS = "\u2212"
 FINEST_S = 1e-9  # the clocks' own step: less than that is what rounding left of 0
-
-
-def grouped(text: str) -> str:
-    """Insert thin spaces between thousands of a plain decimal number."""
-    sign, digits = (MINUS, text[1:]) if text.startswith("-") else ("", text)
-    whole, dot, rest = digits.partition(".")
-    parts = []
-    while len(whole) > 3:
-        parts.append(whole[-3:])
-        whole = whole[:-3]
-    parts.append(whole)
-    return sign + THIN.join(reversed(parts)) + dot + rest
-
-
-def significant(value: float, figures: int = 3) -> str:
-    """A number with that many significant figures, never in exponent notation."""
-    if value == 0:
-        return "0"
-    if math.isinf(value):
-        return "∞" if value > 0 else f"{MINUS}∞"
-    magnitude = math.floor(math.log10(abs(value)))
-    rounded = round(value, figures - 1 - magnitude)
-    # 999.6 becomes 1000: the magnitude after rounding decides the decimals.
-    magnitude = math.floor(math.log10(abs(rounded)))
-    return grouped(f"{rounded:.{max(0, figures - 1 - magnitude)}f}")
 
 
 def number(value: float | None) -> str:

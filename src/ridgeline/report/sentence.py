@@ -31,6 +31,8 @@ from ridgeline.report.figures import (
 from ridgeline.report.kneetext import capacity_sentence, knee_sentence
 from ridgeline.report.model import COST, ITL_P95, TOKENS, Difference, ExperimentRow, StudyReport
 from ridgeline.report.table import arrows
+from ridgeline.report.tunetext import manager, nearest
+from ridgeline.tuning.outcome import TuneResult
 
 Tone = Literal["good", "neutral", "bad"]
 
@@ -53,6 +55,8 @@ def answer(report: StudyReport) -> Answer:
     """The sentence for a study or, with one row and no baseline, for one run."""
     if report.knee is not None:
         return _of_sweep(report.knee)
+    if report.tune is not None:
+        return _of_tuning(report.tune)
     found = _answer(report)
     row = report.row(found.row)
     changed = () if row is None else numerics_changed(report, row)
@@ -72,6 +76,17 @@ def _of_sweep(result: KneeResult) -> Answer:
     if result.capacity is not None:
         known = result.capacity.value is not None
     return Answer(text, "neutral" if known else "bad", notes=tuple(f"{n}." for n in result.notes))
+
+
+def _of_tuning(result: TuneResult) -> Answer:
+    """The tuning's own words: its estimate, its intervals, its rule for the targets."""
+    duelists = () if result.duel is None else result.duel.duelists
+    row = next((d.experiment for d in duelists if d.change == result.winner.change), None)
+    tone: Tone = "good" if result.clear else "neutral"
+    if not result.recommended or (not result.winner.change and result.baseline.meets is False):
+        tone = "bad"
+    said = (manager(result), nearest(result))
+    return Answer(result.verdict, tone, row, tuple(text for text in said if text))
 
 
 def _answer(report: StudyReport) -> Answer:

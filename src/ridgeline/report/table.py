@@ -39,7 +39,7 @@ MARKS = {"reproduced": "✓", "not reproduced": "○", "reversed": "⇄"}
 GROUPS: tuple[tuple[State, str], ...] = (
     ("inside", "✓ inside the SLO"),
     ("no SLO", "no SLO was set"),
-    ("not judged", "? SLO not judged: too little data"),
+    ("not judged", "? SLO not decided: too little data"),
     ("outside", "✗ outside the SLO"),
     ("void", "⊘ void: shown, not ranked, in no average"),
     ("failed", "⊘ failed: no figures"),

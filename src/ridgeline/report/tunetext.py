@@ -1,6 +1,5 @@
 """A tuning's result in words: for the terminal here, for the page by the same functions."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +17,11 @@ from ridgeline.tuning.outcome import (
     Judged,
     Line,
     Reach,
-    Side,
     Soaked,
     TuneResult,
 )
 from ridgeline.tuning.quality_stats import Figure
+from ridgeline.tuning.saying import missed_words
 
 PER_USD = UNITS["cost"]
 NO_FIGURE = "–"
@@ -44,7 +43,8 @@ def tune_console(result: TuneResult) -> RenderableType:
     parts += [Text(line) for line in (manager(result), nearest(result)) if line]
     if result.duel is not None:
         parts.append(_table("The duel", duel_head(result), duel_rows(result)))
-        parts.append(Text(f"{result.duel.rounds} rounds; ended: {result.duel.ended}", style="dim"))
+        ended = f"{result.duel.rounds} rounds; ended: {result.duel.ended}. {DUEL_LEGEND}"
+        parts.append(Text(ended, style="dim"))
     parts += [Text(soak_words(one)) for one in result.soak]
     if result.judged:
         parts.append(Text(f"\n{JUDGED_TITLE}", style="bold"))
@@ -78,7 +78,7 @@ def sections(result: TuneResult) -> list[Section]:
     found = []
     if result.duel is not None:
         rounds = f"{result.duel.rounds} rounds with seeds that the search never had; ended:"
-        notes = (f"{rounds} {result.duel.ended}.", *map(soak_words, result.soak))
+        notes = (f"{rounds} {result.duel.ended}.", DUEL_LEGEND, *map(soak_words, result.soak))
         title = "The duel: the baseline against the finalists"
         found.append(Section("duel", title, duel_head(result), duel_rows(result), notes))
     if result.judged:
@@ -116,7 +116,10 @@ def manager(result: TuneResult) -> str | None:
     text = f"The tokens that take 10 GPUs now take {numbers.number(ten)}"
     old, new = before.usd_per_million_output_tokens, after.usd_per_million_output_tokens
     if old and new:
-        text += f", and a million of them costs ${new:.3g} instead of ${old:.3g}"
+        text += (
+            f", and a million of them costs {numbers.dollars(new)} instead of"
+            f" {numbers.dollars(old)}"
+        )
     return text + "."
 
 
@@ -148,6 +151,13 @@ def objective_words(
     return f"{text} ({numbers.number(low)} to {numbers.number(high)})"
 
 
+DUEL_LEGEND = (
+    "Each figure once, here as in the headline: by paired rounds, a finalist's shrunk towards the"
+    " other finalists. Bounds against the baseline hold for all pairs and all looks of the duel"
+    " together at 95 %; targets are judged by intervals, not by the point."
+)
+
+
 def duel_head(result: TuneResult) -> tuple[str, ...]:
     """Heads of `duel_rows`."""
     return ("contender", objective_head(result), "against the baseline", "targets", "pairs")
@@ -159,10 +169,11 @@ def duel_rows(result: TuneResult) -> list[tuple[str, ...]]:
     return [
         (
             one.words,
-            objective_words(result, one.value),
-            "–" if one.ratio is None else f"{_against(result, one)}, {one.verdict}",
-            _meets(one.meets),
-            str(one.pairs) + (f"; not counted: {one.reason}" if one.reason else ""),
+            objective_words(result, one.value, one.value_low, one.value_high),
+            one.verdict if one.ratio is None else f"{_against(result, one)}, {one.verdict}",
+            meets_words(result, one.meets),
+            (str(one.pairs) if one.change else "–")
+            + (f"; not counted: {one.reason}" if one.reason else ""),
         )
         for one in result.duel.duelists
     ]
@@ -321,28 +332,14 @@ def _short_history(result: TuneResult) -> list[tuple[str, ...]]:
 def state_words(line: Line) -> str:
     """The state with its reason."""
     words = STATES.get(line.state, line.state)
+    if line.state == "feasible" and not line.limits:
+        words = "✓ ran"
     if line.stopped:
         words += ", ended early"
     missed = [m for m in line.limits if m.met is False and m.value is not None]
     if missed and not line.stopped and line.state == "infeasible":
-        words += f": {', '.join(f'{m.key} {_figure(m.value)} > {m.limit:g}' for m in missed)}"
+        words += f": {', '.join(map(missed_words, missed))}"
     return f"{words}: {line.reason}" if line.reason else words
-
-
-def side_words(side: Side) -> str:
-    """A side's figures."""
-    parts = [f"{side.words}"]
-    if side.output_tokens_per_s_per_gpu:
-        parts.append(f"{numbers.number(side.output_tokens_per_s_per_gpu)} tokens/s per GPU")
-    if side.usd_per_million_output_tokens:
-        parts.append(f"${side.usd_per_million_output_tokens:.3g} per million output tokens")
-    return ", ".join(parts)
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return "not known"
-    return "∞" if math.isinf(value) else numbers.number(value)
 
 
 def _span(ratio: float, low: float | None, high: float | None) -> str:
@@ -354,7 +351,16 @@ def _span(ratio: float, low: float | None, high: float | None) -> str:
     return f"{change(ratio)} ({change(low)} to {change(high)})"
 
 
-def _meets(meets: bool | None) -> str:
+def has_targets(result: TuneResult) -> bool:
+    """Whether the study set any: without them nothing is met or missed."""
+    sides = any(side.limits for side in (result.winner, result.baseline))
+    return sides or any(trial.limits for trial in result.trials)
+
+
+def meets_words(result: TuneResult, meets: bool | None) -> str:
+    """How a contender stands to the targets."""
+    if not has_targets(result):
+        return "none set"
     return {True: "✓ met", False: "✗ missed", None: "? not decided"}[meets]
 
 

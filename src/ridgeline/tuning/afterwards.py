@@ -14,13 +14,15 @@ from ridgeline.engines.twin import twin_of
 from ridgeline.experiment.capacity import bound_of, highest_bound
 from ridgeline.tuning import budgeting
 from ridgeline.tuning.certificate import certify
+from ridgeline.tuning.claims import NONE
 from ridgeline.tuning.expecting import Oracle
 from ridgeline.tuning.journal import Asked
 from ridgeline.tuning.outcome import Bought, Reach, Side
 from ridgeline.tuning.port import Expected
+from ridgeline.tuning.saying import missed_words
 from ridgeline.tuning.search import Search
 from ridgeline.tuning.session import Found, Session
-from ridgeline.tuning.trial import Candidate, Trial
+from ridgeline.tuning.trial import Candidate, Miss, Trial
 
 LOADS = (0.25, 0.5, 0.7, 1.4, 2.0, 3.0)
 LENGTHS = (0.25, 0.5, 2.0, 4.0)
@@ -72,10 +74,8 @@ def _value_of(winner: Candidate, label: str) -> str:
 def _by_duel(found: Found, label: str) -> Bought:
     """A single change: the duel has measured it against the baseline."""
     assert found.duel is not None
-    pair = found.duel.against(found.winner, Candidate())
-    ratios = [None if v is None else 1 + v for v in
-              ((None,) * 3 if pair is None else (pair.delta, pair.low, pair.high))]  # fmt: skip
-    ratio, low, high = ratios
+    claim = found.duel.claim(found.winner)
+    ratio, low, high = NONE if claim is None else (claim.ratio, claim.low, claim.high)
     by = "twin" if found.duel.setting.simulated else "measured"
     return Bought(label, _value_of(found.winner, label), ratio, low, high, by, "by the duel")
 
@@ -96,13 +96,20 @@ def _by_twin(
 
 def _missed(oracle: Oracle, whole: Expected, one: Expected) -> str | None:
     """Targets that it misses only without the knob."""
-    limits = {x.key: x.value for x in oracle.setting.slo.limits if x.key != "attainment"}
-    lost = [
-        f"{k} {v:,.0f} > {limits[k]:g}" if v >= 100 else f"{k} {v:.3g} > {limits[k]:g}"
-        for k, v in one.limits.items()
-        if k in limits and v > limits[k] >= whole.limits.get(k, math.inf)
-    ]
+    limits = {x.key: x.value for x in oracle.setting.slo.limits}
+    lost = []
+    for key, value in one.limits.items():
+        before = Miss(key, limits.get(key, math.nan), whole.limits.get(key), None, None, None)
+        after = replace(before, value=value)
+        if key in limits and _outside(after) and not _outside(before):
+            lost.append(missed_words(after))
     return f"without it {', '.join(lost)}" if lost else None
+
+
+def _outside(miss: Miss) -> bool:
+    if miss.value is None:
+        return False
+    return miss.value < miss.limit if miss.key == "attainment" else miss.value > miss.limit
 
 
 def _by_trials(

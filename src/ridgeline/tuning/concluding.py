@@ -1,6 +1,5 @@
 """From what a session came to, to its result: both sides, the history, the answer."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,11 +8,11 @@ from ridgeline.domain.slo import parse_slo
 from ridgeline.domain.summary import Summary
 from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.tuning.budgeting import spent_s
-from ridgeline.tuning.duel import Against
 from ridgeline.tuning.journal import Told
 from ridgeline.tuning.measuring import TRIALS
-from ridgeline.tuning.objective import UNITS, Goal, judge, nearest_miss
+from ridgeline.tuning.objective import UNITS, judge, nearest_miss, value_of
 from ridgeline.tuning.outcome import Bought, Line, Reach, Side, TuneResult
+from ridgeline.tuning.saying import sentence
 from ridgeline.tuning.session import Found, Session
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.trial import Candidate, Trial
@@ -111,12 +110,32 @@ def _with(
     """The side with the figures of its runs; `value` with its interval."""
     state, limits = judge(summary)
     meets = {"feasible": True, "infeasible": False}.get(state) if setting.slo.limits else None
+    usd, tokens = _of_estimate(setting, summary, value[0], side.gpus)
     return Side(
-        side.words, side.change, side.gpus, side.command, *value,
-        summary.cost.usd_per_million_output_tokens,
-        summary.throughput.per_gpu_output_tokens_per_s,
+        side.words, side.change, side.gpus, side.command, *value, usd, tokens,
         _p95_ms(summary, "ttft"), _p95_ms(summary, "itl"), meets, limits, runs, side.measured,
     )  # fmt: skip
+
+
+def _of_estimate(
+    setting: Setting, summary: Summary, value: float | None, gpus: int
+) -> tuple[float | None, float | None]:
+    """USD per million tokens and tokens/s per GPU that the estimate stands for.
+
+    Of one configuration both are its objective times a constant; of goodput they are figures of
+    their own, as its runs had them.
+    """
+    usd = summary.cost.usd_per_million_output_tokens
+    tokens = summary.throughput.per_gpu_output_tokens_per_s
+    measured = value_of(summary, setting.goal, gpus)
+    if setting.goal == "goodput" or not measured or not value:
+        return usd, tokens
+    moved = value / measured
+    if setting.goal == "cost":
+        usd = 1e6 / value
+    elif usd is not None:
+        usd /= moved
+    return usd, None if tokens is None else tokens * moved
 
 
 def _p95_ms(summary: Summary, metric: str) -> float | None:
@@ -127,54 +146,6 @@ def _p95_ms(summary: Summary, metric: str) -> float | None:
             return result.value
     seconds = summary.failures_as_infinite[f"{metric}_s"].p95
     return None if seconds is None else seconds * 1e3
-
-
-def sentence(setting: Setting, found: Found, winner: Side, baseline: Side) -> str:
-    """The answer in one sentence, with its numbers."""
-    if not found.winner.change:
-        meets = {True: "; it meets the targets", False: "; it misses the targets"}
-        tail = meets.get(baseline.meets, "") if baseline.meets is not None else ""
-        lost = [s for s in found.soak if not s.passed]
-        dead = f" ({', '.join(f'{s.words} {s.reason}' for s in lost)})" if lost else ""
-        if not found.recommended:
-            return f"No recommendation: {found.why}{dead}."
-        return f"The baseline stays: {found.why}{dead}{tail}."
-    text = f"Serve with {winner.words}: {_figures(winner)}"
-    assert found.duel is not None
-    pair = found.duel.against(found.winner, Candidate())
-    if pair is not None and pair.delta is not None:
-        text += f"; {change_words(pair, setting.goal)}, {pair.rounds} paired rounds"
-    before = f"; before: {_figures(baseline)}" if baseline.measured else ""
-    miss = ", which misses the targets" if baseline.meets is False else ""
-    died = found.duel.died(Candidate())
-    told = found.why if died or not found.clear else ""
-    return f"{text}{before}{miss}; {told}." if told else f"{text}{before}{miss}."
-
-
-def change_words(pair: Against, goal: Goal) -> str:
-    """A difference with its bounds, in words; of cost what a token costs."""
-    ratios = [None if v is None else 1 + v for v in (pair.delta, pair.low, pair.high)]
-    of = UNITS[goal]
-    if goal == "cost":
-        back = [None if not r else 1 / r for r in ratios]
-        ratios, of = [back[0], back[2], back[1]], "USD per output token"
-    mean, low, high = (None if r is None else 100 * (r - 1) for r in ratios)
-    text = f"{mean:+.0f} % {of} against the baseline"
-    return text if low is None or high is None else f"{text} ({low:+.0f} to {high:+.0f} %)"
-
-
-def _figures(side: Side) -> str:
-    parts = []
-    if side.usd_per_million_output_tokens is not None:
-        parts.append(f"${side.usd_per_million_output_tokens:.3g} per million output tokens")
-    if side.output_tokens_per_s_per_gpu is not None:
-        parts.append(f"{side.output_tokens_per_s_per_gpu:,.0f} tokens/s per GPU")
-    for name, value in (("TTFT", side.ttft_p95_ms), ("ITL", side.itl_p95_ms)):
-        if value is not None and math.isfinite(value):
-            parts.append(
-                f"p95 {name} {value:,.3g} ms" if value < 1e3 else f"p95 {name} {value:,.0f} ms"
-            )
-    return ", ".join(parts) or "no figures"
 
 
 def _nearest(told: Told, found: Found) -> str | None:

@@ -107,6 +107,11 @@ def stand(rounds: Sequence[Round], plan: DuelPlan, barred: frozenset[int] = froz
     return DuelState(leader, tuple(map(_turned, decided.values())), out, ties, best, done, reason)
 
 
+def last_look(rounds: Sequence[Round], plan: DuelPlan, one: int, other: int) -> Against:
+    """One pair after all of these rounds, whatever an earlier look has said of it."""
+    return _look(rounds, plan, one, other)
+
+
 def _look(rounds: Sequence[Round], plan: DuelPlan, one: int, other: int) -> Against:
     """One pair after these rounds, at the level of this look."""
     steps = [

@@ -15,16 +15,16 @@ from ridgeline.domain.summary import Summary
 from ridgeline.experiment.plan import Plan, PlannedExperiment
 from ridgeline.experiment.protocol import Calibrate
 from ridgeline.experiment.runner import run_plan
-from ridgeline.experiment.statistics import merge, t_interval
+from ridgeline.experiment.statistics import merge
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
 from ridgeline.store.study_directory import StudyDirectory
+from ridgeline.tuning.claims import NONE, Claim, claim_of, value_of_each
 from ridgeline.tuning.duel import Against, DuelPlan, DuelState, Round, Word, stand
 from ridgeline.tuning.journal import TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.objective import judge, value_of
 from ridgeline.tuning.outcome import Duelist, DuelResult
 from ridgeline.tuning.setting import Setting
-from ridgeline.tuning.shrink import shrink
 from ridgeline.tuning.trial import Candidate
 from ridgeline.tuning.watching import TrialsWatch, TuneWatch
 
@@ -137,12 +137,14 @@ class Duel:
 
     def estimate(self, candidate: Candidate) -> tuple[float | None, float | None, float | None]:
         """(value, low, high): a finalist's without the winner's curse, the baseline's as it is."""
-        if not candidate.change:
-            found = self.span(candidate)
-            return found or (self.value(candidate), None, None)
-        number = self.candidates.index(candidate)
-        made = shrink(self.rounds, range(1, len(self.candidates))).get(number)
-        return (None, None, None) if made is None else (made.value, made.low, made.high)
+        plan = replace(PLAN, contenders=len(self.candidates))
+        return value_of_each(self.rounds, plan).get(self.candidates.index(candidate), NONE)
+
+    def claim(self, candidate: Candidate) -> Claim | None:
+        """A finalist over the baseline, as it is said everywhere; None without a common round."""
+        plan = replace(PLAN, contenders=len(self.candidates))
+        decided = self.against(candidate, self.candidates[0])
+        return claim_of(self.rounds, plan, self.candidates.index(candidate), decided)
 
     def summaries(self, candidate: Candidate) -> dict[int, Summary]:
         """Its valid runs by round."""
@@ -167,10 +169,6 @@ class Duel:
         state, _ = judge(summary)
         return {"feasible": True, "infeasible": False}.get(state)
 
-    def span(self, candidate: Candidate) -> tuple[float, float, float] | None:
-        """(value, low, high) of the objective over its rounds; None with fewer than two."""
-        return interval([math.log(v) for v in self._values(candidate).values()])
-
     def result(self, rounds: int, estimates: Mapping[str, float]) -> DuelResult:
         """What came of it; `estimates`: the search's, by a candidate's words."""
         state = self.standing()
@@ -183,12 +181,12 @@ class Duel:
 
     def _line(self, candidate: Candidate, searched: float | None) -> Duelist:
         base = self.candidates[0]
-        found = None if candidate == base else self.against(candidate, base)
-        ratios = [None if v is None else 1 + v for v in
-                  (() if found is None else (found.delta, found.low, found.high))]  # fmt: skip
-        ratio, low, high = ratios or (None, None, None)
-        pairs = len(set(self.summaries(candidate)) & set(self.summaries(base)))
-        word: str = NO_CLEAR if found is None else found.word
+        found = None if candidate == base else self.claim(candidate)
+        ratio, low, high = NONE if found is None else (found.ratio, found.low, found.high)
+        pairs = 0 if found is None else found.rounds
+        word: str = NO_CLEAR if found is None else found.verdict
+        if found is not None and found.since is not None:
+            word = f"{word} from round {found.since} on"
         verdict = self.died(candidate) or ("the baseline" if candidate == base else word)
         runs = self._runs.get(self._name(candidate), {}).values()
         reasons = [d] if (d := self.died(candidate)) else []
@@ -196,10 +194,11 @@ class Duel:
         reasons += [
             "; ".join(r.summary.verdict.reasons) for r in runs if r.state == "void" and r.summary
         ]
+        value, least, most = self.estimate(candidate)
         return Duelist(
-            candidate.words, candidate.change, self._name(candidate), self.estimate(candidate)[0],
+            candidate.words, candidate.change, self._name(candidate), value,
             ratio, low, high, pairs, verdict, self.meets(candidate),
-            "; ".join(dict.fromkeys(reasons)) or None, searched,
+            "; ".join(dict.fromkeys(reasons)) or None, searched, least, most,
         )  # fmt: skip
 
     def _name(self, candidate: Candidate) -> str:
@@ -280,13 +279,3 @@ def turned(pair: Against) -> Against:
     words: dict[Word, Word] = {"clearly worse": "clearly better", "clearly better": "clearly worse"}
     word = words.get(pair.word, pair.word)
     return Against(pair.other, pair.one, back[0], back[1], back[2], word, pair.rounds)
-
-
-def interval(steps: Sequence[float]) -> tuple[float, float, float] | None:
-    """(mean, low, high) of values from their logarithms, Student's t; None with fewer than two."""
-    if len(steps) < 2:
-        return None
-    low, mean, high = t_interval(steps)
-    if low is None or high is None:
-        return None
-    return math.exp(mean), math.exp(low), math.exp(high)

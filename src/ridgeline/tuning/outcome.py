@@ -20,8 +20,10 @@ SCHEMA = 1
 class Side:
     """A configuration in the result. Figures are those of its runs in the duel, or of its trial.
 
-    value: the objective, an estimate; low, high: its 95 % interval. runs: valid ones behind it.
-    measured: "duel", "trial", or None without a figure. Times in ms; None = not known.
+    value: the objective, an estimate; low, high: its 95 % interval. Price and tokens/s are those of
+    that estimate, latencies of the worst of its runs. runs: valid ones behind it. measured: "duel",
+    "trial", or None without a figure. meets: the targets, by the intervals of `limits`. Times in
+    ms; None = not known.
     """
 
     words: str
@@ -64,8 +66,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Duelist:
-    """A contender of the duel against the baseline: paired ratio of the objective with its bounds
-    at the level of the last look (None with too few pairs), and whether its runs meet the targets.
+    """A contender of the duel: what it gives, with its 95 % interval (value_low, value_high), and
+    gives over the baseline by `pairs` rounds, with bounds that hold for all pairs and looks
+    together at 95 % (None with too few rounds); see `tuning.claims`. meets: the targets, by its
+    intervals.
     """
 
     words: str
@@ -80,6 +84,8 @@ class Duelist:
     meets: bool | None
     reason: str | None = None
     searched: float | None = None  # what the search had estimated
+    value_low: float | None = None
+    value_high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

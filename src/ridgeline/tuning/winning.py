@@ -1,6 +1,7 @@
 """What a user takes away: the winner as a study file, as a command, and as a compose file."""
 
 import shlex
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ridgeline.workload.study import Study
 
 WINNER, COMPOSE, COMMAND = "winner.yaml", "compose.yaml", "serve.sh"
 PORT = 8000
+COLUMNS = 96
 _FILES = ("file", "trace", "calibration", "gpu", "prompts")  # keys that may name a file
 
 
@@ -85,10 +87,15 @@ def compose(study: Study, configuration: Configuration) -> str | None:
     return render(deployment, "compose")
 
 
-def write_winner(folder: Path, study: Study, file: Path, setting: Setting, won: Candidate) -> None:
-    """winner.yaml, serve.sh and, where one can be, compose.yaml; raises StoreError."""
+def write_winner(
+    folder: Path, study: Study, file: Path, setting: Setting, won: Candidate, *, said: str = ""
+) -> None:
+    """winner.yaml, serve.sh and, where one can be, compose.yaml; raises StoreError.
+
+    `said`: the tuning's answer, which stands at the head of winner.yaml.
+    """
     served = setting.served(won)
-    body = winner_study(study, file.parent, setting, won)
+    body = winner_study(study, file.parent, setting, won, said=said)
     write_atomically(folder / WINNER, body.encode())
     write_atomically(folder / COMMAND, serve_script(served).encode())
     text = compose(study, served)
@@ -104,7 +111,9 @@ def remove_winner(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def winner_study(study: Study, folder: Path, setting: Setting, won: Candidate) -> str:
+def winner_study(
+    study: Study, folder: Path, setting: Setting, won: Candidate, *, said: str = ""
+) -> str:
     """The study file with the winner as its baseline; the one before is an experiment of it."""
     import yaml  # noqa: PLC0415
 
@@ -123,9 +132,11 @@ def winner_study(study: Study, folder: Path, setting: Setting, won: Candidate) -
     undone = set(after) <= set(before)  # what a file cannot say is "as the engine does by itself"
     if won.change and undone and differs:
         body["experiments"] = [{"name": "before", "set": _plain(differs)}]
+    lines = textwrap.wrap(said, COLUMNS, break_long_words=False, break_on_hyphens=False)
     head = (
         f"# The winner of `ridgeline tune` on {study.name}: {won.words}.\n"
-        "# Run it with: ridgeline study winner.yaml\n"
+        + "".join(f"# {line}\n" for line in lines)
+        + "# Run it with: ridgeline study winner.yaml\n"
     )
     return head + yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
 
