@@ -147,9 +147,39 @@ def test_a_proxy_that_holds_requests_back_is_seen_by_the_probe(
             assert ridgeline(arguments) == 0
             found = {f["id"]: f for f in json.loads(out.read_text())["findings"]}
             assert ("between" in found) == named, found
+            _probe_is_shown(json.loads(out.read_text())["probe"], behind=named)
+            line = next(r for r in capsys.readouterr().out.splitlines() if r.startswith("probe: "))
+            assert "5 of 5 small requests answered, mean TTFT " in line
         share = found["between"]["share"]
         assert found["between"]["confidence"] == "high"
         assert 0.4 < share < 0.95
+
+
+def _probe_is_shown(probe: dict[str, Any], *, behind: bool) -> None:
+    """Of a server that takes 20 ms to the first token and 5 ms to each of the next seven."""
+    assert (probe["sent"], probe["ok"], probe["output_tokens"]) == (5, 5, 40)
+    assert (probe["health"], probe["trouble"]) == (200, None)
+    assert 0.02 <= probe["ttft_s"] < (1.0 if behind else 0.15)
+    assert probe["ttft_s"] + 7 * probe["itl_s"] <= probe["e2e_s"] + 0.002
+    if not behind:
+        assert 0.004 < probe["itl_s"] < 0.05
+
+
+def test_a_probe_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Metrics are served, and every request is refused."""
+    models = page(200, "application/json", b'{"data": [{"id": "m"}]}')
+    refused = page(500, "application/json", b'{"error": {"message": "out of cheese"}}')
+    metrics = page(200, "text/plain", PAGE.format(r=0, w=0).encode())
+    pages = {"/metrics": metrics, "/v1/models": models, "/health": page(503, "text/plain", b"")}
+    with MockServer([refused], pages) as mock:
+        arguments = ["doctor", mock.url, "--seconds", "1", "--probe", "--json", "-"]
+        assert ridgeline(arguments) == 0
+    shown = capsys.readouterr()
+    probe = json.loads(shown.out)["probe"]
+    jsonschema.validate(json.loads(shown.out), schema_of("diagnosis"))
+    assert (probe["sent"], probe["ok"], probe["health"], probe["ttft_s"]) == (5, 0, 503, None)
+    assert "HTTP 500: out of cheese" in probe["trouble"]
+    assert "0 of 5 small requests answered" in shown.err.replace("\n", " ")
 
 
 PAGE = 'vllm:num_requests_running{{engine="0"}} {r}\nvllm:num_requests_waiting{{engine="0"}} {w}\n'
@@ -210,8 +240,13 @@ def test_bad_input_is_one_line(
 
 
 def test_nobody_there_is_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ridgeline(["doctor", f"http://127.0.0.1:{free_port()}", "--seconds", "1"]) == 3
-    assert "no page of metrics could be read" in capsys.readouterr().err
+    url = f"http://127.0.0.1:{free_port()}"
+    assert ridgeline(["doctor", url, "--seconds", "1", "--json", "-"]) == 3
+    shown = capsys.readouterr()
+    (only,) = json.loads(shown.out)["findings"]
+    assert (only["id"], only["title"]) == ("nothing-listens", f"nothing listens at {url}")
+    assert "refused" in shown.err
+    assert "metrics" not in shown.err, "it is no question of metrics"
 
 
 def test_a_server_without_metrics_is_told_by_its_health(

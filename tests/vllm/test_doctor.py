@@ -31,7 +31,7 @@ Diagnose = Callable[..., dict[str, Any]]
 class Pair:
     """Two servers, for conditions that no one server can show."""
 
-    four_slots: RealVllm  # eager, four slots, vLLM's own layout of processes
+    four_slots: RealVllm  # eager, four slots
     few_blocks: RealVllm  # 40 KV blocks of 32 tokens, 16 slots
 
 
@@ -43,9 +43,11 @@ def pair(
     folder = tmp_path_factory.mktemp("pair")
     few = ["--num-gpu-blocks-override=40", "--max-model-len=1024", "--max-num-seqs=16",
            "--no-enable-prefix-caching"]  # fmt: skip
+    # Not in vLLM's own layout: on two cores its worker starves client and front end, so that of 32
+    # users about 8 are in the server, and what is staged is not there to be found. (The engine core
+    # is a process of its own in either; pages of that layout: data/vllm-0.32.0-lagging-*.)
     servers = (
-        serve(vllm_python, tiny_model, folder / "four.log", flags=["--max-num-seqs=4"],
-              environment={"OMP_NUM_THREADS": "1"}, default_layout=True),
+        serve(vllm_python, tiny_model, folder / "four.log", flags=["--max-num-seqs=4"]),
         serve(vllm_python, tiny_model, folder / "few.log", flags=few),
     )  # fmt: skip
     with ThreadPoolExecutor(2) as threads, ExitStack() as stack:
@@ -112,9 +114,6 @@ def diagnose(tmp_path: Path) -> Diagnose:
     return run
 
 
-# vLLM on a starved CPU says what runs seconds later, or never for short requests: the two tests
-# that need its gauges are no gate (`pytest tests/vllm/test_doctor.py -m acceptance`).
-@pytest.mark.acceptance
 def test_a_ceiling_of_four_with_32_users(
     four_slots: RealVllm, diagnose: Diagnose, tmp_path: Path
 ) -> None:
@@ -141,7 +140,6 @@ def test_eager_and_prompts_that_share_nothing(
     assert rate < 0.02
 
 
-@pytest.mark.acceptance
 def test_a_frozen_engine_core(four_slots: RealVllm, diagnose: Diagnose, tmp_path: Path) -> None:
     """Its API server goes on saying 200."""
     pid = listener(int(four_slots.url.rsplit(":", 1)[1]))

@@ -142,10 +142,13 @@ def doctor(
         "readings": evidence.scrapes,
         "findings": [f.to_json() for f in findings],
     }
+    if evidence.probe is not None:
+        body["probe"] = evidence.probe.to_json()
     write_json(json, body)
     show(*page(evidence, findings, urls or [str(f) for f in saved or []]), to_stderr=json == "-")
     if not evidence.scrapes:
-        say(f"no page of metrics could be read: {trouble}")
+        nowhere = "; ".join(f"{url} {why}" for url, why in evidence.closed.items())
+        say(nowhere or f"no page of metrics could be read: {trouble}")
         return NOBODY
     return 0
 
@@ -287,6 +290,7 @@ def _from_servers(
         servers=len(addresses),
         unread=seen.unread,
         sick=seen.sick,
+        closed=seen.closed,
         cores={**evidence.cores, **seen.cores},
     )
     if save is not None:

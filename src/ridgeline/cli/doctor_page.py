@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
-from ridgeline.diagnosis.evidence import Evidence
+from ridgeline.diagnosis.evidence import Evidence, ProbeResult
 from ridgeline.diagnosis.finding import Finding, Gain, Try
 
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM", "llamacpp": "llama.cpp",
@@ -47,8 +47,27 @@ def _head(e: Evidence, of: Sequence[str]) -> Iterable[str]:
     rate, made = e.per_s(e.requests), e.per_s(e.generation_tokens)
     if rate is not None and made is not None:
         yield f"{rate:.3g} requests/s and {made:,.0f} output tokens/s"
+    if e.probe is not None:
+        yield _probe(e.probe)
     if e.known.configuration is None and e.server == "vllm":
         yield "model and GPU are not known: give --study FILE, or --model and --gpu, for gains"
+
+
+def _probe(p: ProbeResult) -> str:
+    """What the probe's own requests saw, in one line."""
+    times = [
+        f"{name} {value * 1e3:.3g} ms" for name, value in
+        (("mean TTFT", p.ttft_s), ("time between chunks", p.itl_s), ("whole answer",
+                                                                     p.client_e2e_s))
+        if value is not None
+    ]  # fmt: skip
+    told = [f"{p.ok} of {p.sent} small requests answered", *times]
+    if p.output_tokens is not None:
+        told.append(f"{p.output_tokens} tokens")
+    told.append("/health does not answer" if p.health is None else f"/health says {p.health}")
+    if p.trouble is not None:
+        told.append(p.trouble)
+    return f"probe: {', '.join(told)}"
 
 
 def _one(finding: Finding, number: int) -> list[Text | Padding]:

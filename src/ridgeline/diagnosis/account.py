@@ -246,6 +246,8 @@ class Account:
         if engine.waiting.mean - deferred < WAITS:
             return "deferred"
         full = engine.kv_use is not None and engine.kv_use.high >= KV_FULL
+        if engine.lagged is not None:
+            return self._cause_without_gauges(engine, full=full)
         if self.slots_full(engine) and not engine.preemptions:
             return "slots"
         if full or engine.preemptions:
@@ -269,6 +271,29 @@ class Account:
         if free:
             return "slots"
         return "either" if budget is None or prompt is None else "budget"
+
+    def _cause_without_gauges(self, engine: EngineLevels, *, full: bool) -> str:
+        """By elimination, from what does not lag: preemptions, the pool's size, tokens a step."""
+        if full or engine.preemptions or self.pool_too_small:
+            return "kv"
+        prompt, known = self.prompt_tokens_per_step, self.evidence.known
+        budget = known.max_num_batched_tokens
+        if prompt is None:
+            return "either"
+        if prompt < (SMALL_STEP if budget is None else min(SMALL_STEP, budget / 2)):
+            return "slots"
+        return "either" if budget is None or known.max_num_seqs is None else "budget"
+
+    @cached_property
+    def pool_too_small(self) -> bool:
+        """Whether the KV pool cannot hold what the engines' slots take in, or what is in flight."""
+        known, flight = self.evidence.known, self.evidence.in_flight
+        length = (self.mean_prompt or 0.0) + (self.mean_output or 0.0)
+        if known.kv_tokens is None or not length or flight is None:
+            return False
+        most = flight / self.evidence.replicas
+        wanted = most if known.max_num_seqs is None else min(most, known.max_num_seqs)
+        return known.kv_tokens < wanted * length
 
     def slots_full(self, engine: EngineLevels) -> bool:
         """Whether all slots are taken: known ones, or a number that stays where it is."""

@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ridgeline.diagnosis.distribution import Distribution
 from ridgeline.domain.knobs import Configuration
@@ -36,7 +37,8 @@ class EngineLevels:
 
     deferred: of the waiting ones those that wait for something else than room.
     running_queued: requests running in those readings in which others waited. stood_still_s: how
-    long it has held requests and nothing of it moved.
+    long it has held requests and nothing of it moved. lagged: its gauges as they were read, where
+    they lag and `running` and `waiting` are by Little's law (see `lagging.py`).
     """
 
     name: str
@@ -48,6 +50,15 @@ class EngineLevels:
     deferred: Level | None = None
     running_queued: Level | None = None
     stood_still_s: float = 0.0
+    lagged: "Lagged | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lagged:
+    """What gauges said that lagged behind the histograms: mean requests running and waiting."""
+
+    running: float
+    waiting: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +156,9 @@ class ProbeResult:
     """A handful of own requests: client and server means in s; None where they cannot be told.
 
     `alone`: no other request ended meanwhile, so that both means are of the same requests.
-    `silent_s`: how long the first one was waited for in vain, where no answer came at all.
+    `silent_s`: how long the first one was waited for in vain, where no answer came at all. ttft_s,
+    itl_s: means of the ones answered, by the clock here; output_tokens: of all of them, by the
+    server's count. health: the status of /health afterwards. trouble: why one failed.
     """
 
     sent: int
@@ -154,6 +167,19 @@ class ProbeResult:
     server_e2e_s: float | None = None
     alone: bool = False
     silent_s: float | None = None
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    output_tokens: int | None = None
+    health: int | None = None
+    trouble: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; what is not known is null."""
+        return {
+            "sent": self.sent, "ok": self.ok, "ttft_s": self.ttft_s, "itl_s": self.itl_s,
+            "e2e_s": self.client_e2e_s, "server_e2e_s": self.server_e2e_s,
+            "output_tokens": self.output_tokens, "health": self.health, "trouble": self.trouble,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +229,7 @@ class Evidence:
     mixed: bool = False
     unread: tuple[str, ...] = ()
     sick: tuple[str, ...] = ()
+    closed: Mapping[str, str] = field(default_factory=dict)
     servers: int = 1
     aliases: Mapping[str, str] = field(default_factory=dict)
     lora: LoraSlots | None = None
@@ -217,6 +244,20 @@ class Evidence:
     def per_s(self, count: float | None) -> float | None:
         """A count of the span as a rate."""
         return count / self.span_s if count is not None and self.rates_known else None
+
+    @property
+    def lagged(self) -> Lagged | None:
+        """The gauges' means over all engines, where those of one or more lag."""
+        told = [g.lagged for g in self.engines]
+        if not any(told):
+            return None
+        rows = [
+            (g.running.mean if g.running else 0.0, g.waiting.mean if g.waiting else 0.0)
+            if g.lagged is None
+            else (g.lagged.running, g.lagged.waiting)
+            for g in self.engines
+        ]
+        return Lagged(sum(r for r, _ in rows), sum(w for _, w in rows))
 
     @property
     def replicas(self) -> int:

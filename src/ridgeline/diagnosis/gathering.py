@@ -15,6 +15,7 @@ from ridgeline.diagnosis.evidence import (
     Level,
     LoraSlots,
 )
+from ridgeline.diagnosis.lagging import without_lag
 from ridgeline.diagnosis.lives import RETURNS, cut_short, in_turn, without_ended
 from ridgeline.diagnosis.stillness import DONE as _DONE
 from ridgeline.diagnosis.stillness import LEFT, StillClock, with_stillness
@@ -72,7 +73,8 @@ def gather(
     if len(pages) < 2 or reading.mixed:
         return evidence
     evidence = with_stillness(evidence, _still_s(pages, times))
-    return replace(evidence, **reading.counts(), cores=_cores(reading, span))
+    evidence = replace(evidence, **reading.counts(), cores=_cores(reading, span))
+    return without_lag(evidence, [reading.counter_of(g.name) for g in evidence.engines])
 
 
 _BY_REASON = "vllm:num_requests_waiting_by_reason"
@@ -170,6 +172,10 @@ class _Reading:
         ]
         told = [g for g in grown if g is not None]
         return sum(told) if told else None
+
+    def counter_of(self, engine: str) -> Callable[[str], float | None]:
+        """How much a counter of one engine grew, by its name."""
+        return lambda name: self.count(name, lambda series: _engine(series) == engine)
 
     def _untold(self, name: str) -> bool:
         """Whether one of the pages that a difference is taken of does not tell all of a count."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+from ridgeline.diagnosis.agreeing import in_agreement
 from ridgeline.diagnosis.enginewords import in_words_of
 from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Finding
@@ -21,7 +22,8 @@ from ridgeline.diagnosis.rules import (
 Rule = Callable[[Evidence], Iterable[Finding]]
 RULES: tuple[Rule, ...] = (
     alive.unhealthy, alive.unreachable, alive.several_servers, alive.hung, alive.unanswered,
-    alive.page_absent, memory.kv_below_context, caching.transfer, balance.router_blind,
+    alive.nothing_listens, alive.page_absent, memory.kv_below_context, caching.transfer,
+    balance.router_blind,
     balance.imbalance, slots.batch_ceiling, slots.slots_or_budget, slots.lora_slots,
     slots.deferred, memory.kv_memory,
     prompts.token_budget, prompts.prefill_stalls, host.eager, host.above_graphs, host.engine_core,
@@ -50,5 +52,5 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
             found += gpu.nothing_wrong(evidence)
     else:
         found = [f for f in found if f.kind != "fine"]
-    found = [in_words_of(evidence.server, f) for f in found]
-    return tuple(sorted(found, key=lambda f: (_ORDER[f.kind], -f.share)))
+    ranked = sorted(found, key=lambda f: (_ORDER[f.kind], -f.share))
+    return tuple(in_words_of(evidence.server, f) for f in in_agreement(ranked))

@@ -23,7 +23,7 @@ class Watched:
     pages of each as text, by its place.
 
     unread: servers whose pages were not had, most of the time or at the end. sick: those whose
-    /health says SICK or more.
+    /health says SICK or more. closed: those to which no connection can be made, and why.
     """
 
     snapshots: list[Snapshot] = field(default_factory=list)
@@ -33,6 +33,7 @@ class Watched:
     trouble: str | None = None
     unread: tuple[str, ...] = ()
     sick: tuple[str, ...] = ()
+    closed: dict[str, str] = field(default_factory=dict)
 
 
 class Server:
@@ -101,7 +102,20 @@ def watch(
     if clock is not None:
         found.cores = clock.cores()
     _put_together(servers, rows, found)
+    if not any(any(row.pages) for row in rows):
+        found.closed = _closed(addresses)
     found.trouble = next((s.trouble for s in servers if s.trouble is not None), None)
+    return found
+
+
+def _closed(addresses: Sequence[Address]) -> dict[str, str]:
+    """Those that take no connection: of them it is no question of metrics."""
+    found = {}
+    for address in addresses:
+        try:
+            address.site(TIMEOUT_S)
+        except EndpointError as error:
+            found[address.url] = error.what
     return found
 
 

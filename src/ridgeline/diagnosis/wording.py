@@ -1,6 +1,6 @@
 """Facts that several rules state, in the same words."""
 
-from ridgeline.diagnosis.evidence import Evidence, Level
+from ridgeline.diagnosis.evidence import Evidence, Lagged, Level
 from ridgeline.diagnosis.finding import Fact
 
 # of a change after which the model says other things
@@ -16,11 +16,27 @@ def level_fact(name: str, words: str, level: Level | None) -> list[Fact]:
 
 
 def queue_facts(e: Evidence) -> list[Fact]:
-    """Requests running and waiting."""
+    """Requests running and waiting, and where that is from if not from the gauges."""
+    if e.lagged is not None:
+        return _by_littles_law(e, e.lagged)
     return [
         *level_fact("running", "requests running", e.running),
         *level_fact("waiting", "requests waiting", e.waiting),
     ]
+
+
+def _by_littles_law(e: Evidence, gauges: Lagged) -> list[Fact]:
+    assert e.running is not None
+    assert e.waiting is not None
+    running, waiting = e.running.mean, e.waiting.mean
+    return [
+        Fact("running", running, f"requests running {running:.3g}, by the time that they spent in"
+             " prefill and decode (Little's law)"),
+        Fact("waiting", waiting, f"requests waiting {waiting:.3g}, by the time that they spent in"
+             " the queue"),
+        Fact("gauges_lag", "histograms", f"the gauges lag: read at {e.scrapes} moments they say"
+             f" {gauges.running:.3g} running and {gauges.waiting:.3g} waiting"),
+    ]  # fmt: skip
 
 
 def kv_facts(e: Evidence) -> list[Fact]:

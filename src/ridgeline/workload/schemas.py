@@ -80,13 +80,24 @@ def _diagnosis() -> dict[str, Any]:
             "docs": _TEXT,
         }
     )  # fmt: skip
-    return _closed(
+    maybe = {"type": ["number", "null"]}
+    count = {"type": ["integer", "null"]}
+    probe = _closed(
+        {
+            "sent": {"type": "integer"}, "ok": {"type": "integer"}, "ttft_s": maybe,
+            "itl_s": maybe, "e2e_s": maybe, "server_e2e_s": maybe, "output_tokens": count,
+            "health": count, "trouble": {"type": ["string", "null"]},
+        }
+    )  # fmt: skip
+    body = _closed(
         {
             "schema": {"const": 1}, "source": {"const": "measured"},
             "server": {"type": ["string", "null"]}, "span_s": _NUMBER,
             "readings": {"type": "integer"}, "findings": {"type": "array", "items": finding},
         }
     )  # fmt: skip
+    body["properties"] |= {"probe": probe}  # of --probe alone
+    return body
 
 
 def _study_result() -> dict[str, Any]:

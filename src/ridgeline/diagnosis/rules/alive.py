@@ -128,6 +128,19 @@ def unreachable(e: Evidence) -> Iterable[Finding]:
     )  # fmt: skip
 
 
+def nothing_listens(e: Evidence) -> Iterable[Finding]:
+    """No connection can be made: no question of metrics."""
+    for url, why in e.closed.items():
+        refused = "refused" in why
+        yield Finding(
+            "nothing-listens", f"nothing listens at {url}" if refused else f"{url} {why}",
+            "fault", 1.0, "no server at this address",
+            (Fact("connection", why, f"{url} {why}"),), "high",
+            (Try("the address", "see whether the server runs, on this host and port", None,
+                 why_no_gain="nobody answers"),),
+        )  # fmt: skip
+
+
 def several_servers(e: Evidence) -> Iterable[Finding]:
     """One address in front of several servers: no difference of two readings says anything."""
     if not e.mixed:
@@ -179,7 +192,7 @@ def restarted(e: Evidence) -> Iterable[Finding]:
 
 def page_absent(e: Evidence) -> Iterable[Finding]:
     """No page of metrics, or one of another kind: nothing can be said of the engine."""
-    if e.scrapes and e.running is not None:
+    if e.closed or (e.scrapes and e.running is not None):
         return
     health = "" if e.health is None else f"; /health says {e.health}"
     what = "/metrics could not be read" if not e.scrapes else "the page has no engine metrics"

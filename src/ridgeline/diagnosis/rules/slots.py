@@ -95,8 +95,12 @@ def deferred(e: Evidence) -> Iterable[Finding]:
 
 def _seen(e: Evidence) -> float:
     """Requests that run on the fullest engine while others wait."""
-    levels = [g.running_queued or g.running for g in e.engines]
-    return max(level.mean for level in levels if level is not None)
+    seen = []
+    for g in e.engines:
+        level = g.running_queued or g.running
+        if level is not None:  # of gauges that lag the highest reading is the nearest
+            seen.append(level.mean if g.lagged is None else level.high)
+    return max(seen)
 
 
 def _proposed(e: Evidence, account: Account, slots: int) -> tuple[int, list[Fact]]:
