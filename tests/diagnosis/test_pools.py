@@ -97,7 +97,7 @@ def test_the_groups_are_the_two_kinds_of_the_histogram() -> None:
     assert short.prompts.tokens.mean == pytest.approx(150, rel=0.25)
     assert long.prompts.tokens.mean == pytest.approx(8000, rel=0.15)
     assert long.share == pytest.approx(0.1, abs=0.04)
-    assert groups.share(URGENT) + groups.share(BATCH) == pytest.approx(1.0)
+    assert short.share + long.share == pytest.approx(1.0)
 
 
 def test_a_studys_classes_and_their_priorities_go_first() -> None:

@@ -48,10 +48,14 @@ def plan(
     """Predict FILE's baseline on the digital twin and rank configurations under its targets.
 
     Nothing is measured: memory, the roofline's bound, throughput and latencies are predictions.
+    Where the workload has classes, one pool (fcfs, priority) and separate pools are priced, too.
     """
+    from ridgeline.cli.plan_classes import classes_json, classes_page  # noqa: PLC0415
     from ridgeline.cli.plan_page import explained, page  # noqa: PLC0415
+    from ridgeline.experiment.classplan import price_classes  # noqa: PLC0415
     from ridgeline.experiment.engines import refusal  # noqa: PLC0415
     from ridgeline.experiment.planning import plan as planned  # noqa: PLC0415
+    from ridgeline.experiment.predicting import Predictor  # noqa: PLC0415
     from ridgeline.workload.study import on_twin  # noqa: PLC0415
     from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
 
@@ -59,6 +63,11 @@ def plan(
     base = study.baseline
     if base.configuration.gpu is None:
         raise BadInput("a plan needs a GPU", where=str(file), fix="add hardware: {gpu: NAME}")
+    if base.configuration.pools:
+        raise BadInput(
+            "a plan searches around a baseline of one pool", where=f"{file}: pools",
+            fix="plan prices pools by itself where the workload has classes; leave them out",
+        )  # fmt: skip
     base = replace(base, configuration=on_twin(base.configuration, study.calibration))
     refused = refusal(base)
     if refused is not None:
@@ -70,10 +79,18 @@ def plan(
             base.configuration, base.workload, study.slo,
             top=top, log=read, measured=measured, said=said,
         )  # fmt: skip
-    write_json(json, _to_json(result))
+        others = [
+            replace(e, configuration=on_twin(e.configuration, study.calibration))
+            for e in study.experiments[1:]
+        ]
+        ways = price_classes([base, *others], Predictor(study.slo), said)
+    told = _to_json(result) | ({} if ways is None else {"classes": classes_json(ways)})
+    write_json(json, told)
     to_stderr = json == "-"
     width = console(to_stderr=to_stderr).width
     show(*page(result, study.name, width=width), to_stderr=to_stderr)
+    if ways is not None:
+        show(*classes_page(ways), to_stderr=to_stderr)
     if explain:
         show(*explained(result), to_stderr=to_stderr)
     if result.baseline.summary is None:

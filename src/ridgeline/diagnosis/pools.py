@@ -10,7 +10,9 @@ from ridgeline.diagnosis.distribution import Distribution
 from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Fact, Finding, Gain, Try, Wont
 from ridgeline.diagnosis.gain import AGREES, OF_CHANGE, as_it_is, deviation_of
+from ridgeline.domain import classways
 from ridgeline.domain.bands import Z
+from ridgeline.domain.classways import BATCH, FCFS, POOLS, PRIORITY, URGENT
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.workload import (
@@ -21,24 +23,16 @@ from ridgeline.domain.workload import (
     TrafficClass,
     Workload,
 )
-from ridgeline.engines.twin import Twin, constants_of, twin_of
-from ridgeline.engines.twin_bands import doubt_of
-from ridgeline.engines.twin_pools import E2E, ITL, TTFT, Priced, Way, figures, price
+from ridgeline.engines.twin_bands import Serving, doubt_of
+from ridgeline.engines.twin_pools import E2E, ITL, TTFT, Priced, figures, price, serving_of
 
-URGENT, BATCH = "urgent", "batch"
 WINDOW_S, WARMUP_S = 20.0, 8.0
 BESIDE = {TTFT: 0.25, E2E: 0.10}  # what no constant explains of a ratio, as in gain.py
 SHOWN = ((URGENT, TTFT), (BATCH, E2E))
 WORDS = {f"{TTFT}[{URGENT}]": "p95 TTFT of the short requests",
          f"{E2E}[{BATCH}]": "mean time of the long requests"}  # fmt: skip
-FCFS, PRIORITY, POOLS = "one pool, fcfs", "one pool, priority", "two pools"
 MOST_SPLITS = 7
-CANNOT = (
-    Wont("priority for an urgent request when all slots are taken", "vLLM takes no slot from a"
-         " running request: it waits until one ends, and preemption is for KV blocks only"),
-    Wont("priority as a fair share", "there is no ageing: the batch class waits for as long as"
-         " urgent requests fill the engine"),
-)  # fmt: skip
+CANNOT = tuple(Wont(hope, why) for hope, why in classways.CANNOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +42,6 @@ class Groups:
     classes: tuple[TrafficClass, ...]
     group: Mapping[str, str]
     how: str
-
-    def share(self, group: str) -> float:
-        """Of the requests."""
-        whole = sum(c.share for c in self.classes)
-        return sum(c.share for c in self.classes if self.group[c.name] == group) / whole
 
 
 def with_pools(e: Evidence, findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -69,8 +58,9 @@ def _priced(e: Evidence, finding: Finding) -> Finding:
     if groups is None or not rate:
         return _without(finding, "the page does not tell both kinds' lengths and their rate")
     try:
-        ways = _ways(e, as_it_is(e, configuration, finding), groups, rate)
-        priced = price(ways, groups.group, doubt_of(configuration))
+        load = classways.ranked(_load(rate, groups.classes), groups.group)
+        ways = _ways(e, as_it_is(e, configuration, finding), groups, load)
+        priced = price(ways, load, groups.group, doubt_of(configuration))
     except RidgelineError as error:
         return _without(finding, f"the twin refuses it: {error.what}")
     told, gap = priced[FCFS].figures.get(("", ITL)), e.histograms.itl
@@ -148,21 +138,21 @@ def _try(e: Evidence, name: str, gains: Sequence[Gain]) -> Try:
 # -- what is priced
 
 
-def _ways(e: Evidence, base: Configuration, groups: Groups, rate: float) -> dict[str, Way]:
+def _ways(e: Evidence, base: Configuration, groups: Groups, load: Workload) -> dict[str, Serving]:
     engines = max(e.replicas, base.knobs.data_parallel_size or 1)
-    whole = _load(rate, groups.classes)
-    urgent = {c.name: 0 if groups.group[c.name] == URGENT else 1 for c in groups.classes}
-    ranked = _load(rate, tuple(replace(c, priority=urgent[c.name]) for c in groups.classes))
-    found: dict[str, Way] = {
-        FCFS: [(_twin(base, engines, "fcfs"), whole)],
-        PRIORITY: [(_twin(base, engines, "priority"), ranked)],
+    found = {
+        FCFS: serving_of(classways.one_pool(base, engines, "fcfs"), load),
+        PRIORITY: serving_of(classways.one_pool(base, engines, "priority"), load),
     }
     if engines < 2:
         return found
-    splits = {f"{POOLS} ({engines - k} for the short, {k} for the long)":
-              _split(base, engines, k, groups, rate) for k in _counts(engines, groups)}  # fmt: skip
-    now = figures(found[FCFS], groups.group)
-    best = min(splits, key=lambda name: _worst(figures(splits[name], groups.group), now))
+    splits = {}
+    for k in _counts(engines, groups):
+        name = f"{POOLS} ({engines - k} for the short, {k} for the long)"
+        counts = {URGENT: engines - k, BATCH: k}
+        splits[name] = serving_of(classways.pooled(base, counts, groups.group), load)
+    now = figures(found[FCFS], load, groups.group)
+    best = min(splits, key=lambda name: _worst(figures(splits[name], load, groups.group), now))
     return {**found, best: splits[best]}
 
 
@@ -185,20 +175,6 @@ def _counts(engines: int, groups: Groups) -> Iterable[int]:
     return [k for k in near if 1 <= k < engines] or [engines - 1]
 
 
-def _split(base: Configuration, engines: int, k: int, groups: Groups, rate: float) -> Way:
-    found = []
-    for group, count in ((URGENT, engines - k), (BATCH, k)):
-        mine = tuple(c for c in groups.classes if groups.group[c.name] == group)
-        found.append((_twin(base, count, "fcfs"), _load(rate * groups.share(group), mine)))
-    return found
-
-
-def _twin(base: Configuration, engines: int, policy: str) -> Twin:
-    change = {"data_parallel_size": engines, "scheduling_policy": policy}
-    changed = replace(base, knobs=base.knobs.with_changes(change))
-    return twin_of(changed, constants_of(base))
-
-
 def _load(rate: float, classes: tuple[TrafficClass, ...]) -> Workload:
     return Workload(Arrivals(rate_per_s=rate), duration_s=WINDOW_S, warmup_s=WARMUP_S, seed=1,
                     classes=classes)  # fmt: skip
@@ -211,7 +187,8 @@ def groups_of(e: Evidence) -> Groups | None:
     """By a study's classes, else by the histogram in which two kinds show; None without them."""
     plan = e.known.workload
     if plan is not None and len(plan.classes) > 1:
-        return _planned(plan.classes)
+        group = classways.groups_of(plan.classes)
+        return Groups(plan.classes, group, "the study's classes")
     prompts, outputs = e.histograms.prompt_lengths, e.histograms.output_lengths
     if prompts is None or outputs is None or not prompts.mean or not outputs.mean:
         return None
@@ -232,17 +209,6 @@ def groups_of(e: Evidence) -> Groups | None:
                       f"told apart by {what} of {kinds[0]:,.0f} tokens; {rest} are taken to be"
                       " alike in both, which the server does not tell")  # fmt: skip
     return None
-
-
-def _planned(classes: Sequence[TrafficClass]) -> Groups:
-    """Urgent are those of the smallest priority, or without any the one with the least work."""
-    ranks = {c.name: c.priority or 0 for c in classes}
-    if len(set(ranks.values())) == 1:
-        least = min(classes, key=lambda c: c.prompts.tokens.mean + c.outputs.tokens.mean).name
-        ranks = {c.name: int(c.name != least) for c in classes}
-    first = min(ranks.values())
-    group = {n: URGENT if rank == first else BATCH for n, rank in ranks.items()}
-    return Groups(tuple(classes), group, "the study's classes")
 
 
 def _parts(d: Distribution, limit: float) -> Iterable[tuple[str, Lengths, float]]:

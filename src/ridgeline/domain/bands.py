@@ -29,7 +29,8 @@ def bands_of(summary: Summary, errors: Mapping[str, float]) -> dict[str, Band]:
     """Bands by the figure's path ("ttft_s.p95").
 
     `errors` are standard errors as logarithms, by path of LATENCIES and TOKENS; figures without
-    one, without a value, or with one that no factor changes (0), have no band.
+    one, without a value, or with one that no factor changes (0), have no band. Those of a class of
+    requests have theirs at `of_class`.
     """
     found = {}
     for path in (*LATENCIES, *_LIKE_TOKENS):
@@ -37,12 +38,27 @@ def bands_of(summary: Summary, errors: Mapping[str, float]) -> dict[str, Band]:
         value = value_at(summary, path)
         if error is not None and value is not None and isfinite(value) and value > 0:
             found[path] = Band(value * exp(-Z * error), value * exp(Z * error))
+    for name, part in summary.classes.items():
+        for path in (*LATENCIES, TOKENS):
+            error, value = errors.get(of_class(name, path)), _value(part, path)
+            if error is not None and value is not None and isfinite(value) and value > 0:
+                band = Band(value * exp(-Z * error), value * exp(Z * error))
+                found[of_class(name, path)] = band
     return found
+
+
+def of_class(name: str, path: str) -> str:
+    """The path of a figure of one class of requests."""
+    return f"classes.{name}.{path}"
 
 
 def value_at(summary: Summary, path: str) -> float | None:
     """The figure at a dotted path."""
-    value: Any = summary
+    return _value(summary, path)
+
+
+def _value(figures: Any, path: str) -> float | None:
+    value = figures
     for name in path.split("."):
         value = getattr(value, name)
     return None if value is None else float(value)

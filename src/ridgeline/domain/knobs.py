@@ -4,7 +4,7 @@ A knob that is None was not given: the engine's default applies (see `defaults.p
 resolves to). Nothing is dropped in silence: an unknown name is an error that names the nearest one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -233,6 +233,11 @@ class Configuration:
             )
             for pool in self.pools
         )  # fmt: skip
+
+    def pool_of(self, kinds: Sequence[str]) -> tuple[int, ...]:
+        """The place of the pool that serves each of these classes; 0 without pools."""
+        places = {kind: i for i, pool in enumerate(self.pools) for kind in pool.classes}
+        return tuple(places[kind] if self.pools else 0 for kind in kinds)
 
     @property
     def layout_gpus(self) -> int:

@@ -1,7 +1,7 @@
 """The twin as an engine: no HTTP, a simulated clock; a 90-second run takes about a second."""
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -24,15 +24,17 @@ from ridgeline.domain.run import (
     Window,
 )
 from ridgeline.domain.steadystate import Onset, onset_of
+from ridgeline.domain.workload import Workload
 from ridgeline.engines.base import DrivePlan
-from ridgeline.engines.twin_bands import doubt_of, prediction_errors
+from ridgeline.engines.twin_bands import Serving, doubt_of, prediction_errors
 from ridgeline.engines.twin_records import HandIn
 from ridgeline.engines.twin_scope import DEFAULT_RELEASE, applies, scope_notes
 from ridgeline.twin.calibration import Fitted
 from ridgeline.twin.calibration import fit as fit_constants
 from ridgeline.twin.constants import Constants, priors_for
-from ridgeline.twin.fleet import Fleet, Twin, build_twin
+from ridgeline.twin.fleet import Twin, build_twin
 from ridgeline.twin.offer import Offer
+from ridgeline.twin.pools import AnyFleet, fleet_of
 from ridgeline.twin.replica import Replica
 from ridgeline.twin.request import Request
 from ridgeline.twin.results import Tally, server_counters
@@ -69,9 +71,13 @@ class TwinEngine:
 
     @contextmanager
     def _started(self, configuration: Configuration) -> Iterator["TwinEndpoint"]:
-        twin = twin_of(configuration, self._constants)
-        doubt = doubt_of(configuration, drafts=twin.knobs.drafts > 0)
-        yield TwinEndpoint(twin, doubt, scope_notes(configuration))
+        twins = tuple(twin_of(part, self._constants) for part in configuration.parts)
+        drafts = any(twin.knobs.drafts > 0 for twin in twins)
+        doubt = doubt_of(configuration.parts[0], drafts=drafts)
+        notes = [note for part in configuration.parts for note in scope_notes(part)]
+        yield TwinEndpoint(
+            twins[0], doubt, tuple(dict.fromkeys(notes)), pools=twins[1:], served=configuration
+        )
 
 
 def twin_of(configuration: Configuration, constants: Constants | None = None) -> Twin:
@@ -118,11 +124,22 @@ class TwinEndpoint:
 
     source: Source = "twin"
 
-    def __init__(self, twin: Twin, doubt: Doubt | None = None, notes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        twin: Twin,
+        doubt: Doubt | None = None,
+        notes: tuple[str, ...] = (),
+        *,
+        pools: Sequence[Twin] = (),
+        served: Configuration | None = None,
+    ) -> None:
         """`doubt`: how well the constants are known, as those of the GPU's priors unless given.
-        `notes`: what is to be said of them with every run.
+        `notes`: what is to be said of them with every run. `pools`: the twins of further pools of
+        the configuration `served`, which says what class goes where.
         """
         self.twin = twin
+        self._twins = (twin, *pools)
+        self._of = served
         self._notes = notes
         drafts = twin.knobs.drafts > 0
         self._doubt = prior_doubt(twin.gpu.name, drafts=drafts) if doubt is None else doubt
@@ -132,7 +149,8 @@ class TwinEndpoint:
         workload = plan.schedule.workload
         onset = onset_of(workload, plan.schedule.user_start_ns)
         offer = Offer(plan.schedule) if onset is None else _CountingOffer(plan.schedule, onset)
-        fleet = Fleet(self.twin, offer, routing=plan.routing)
+        served = self._served(workload)
+        fleet = fleet_of(served.twins, served.pool_of, offer, plan.routing)
         offer.begin(fleet)
         found = False
         hand = HandIn(fleet, offer, plan.timeouts, sink)
@@ -151,7 +169,7 @@ class TwinEndpoint:
             window=window,
             client=ClientCheck(receive_clock="simulated"),
             counters=server_counters(fleet, hand.tally),
-            server=server_facts(self.twin, fleet),
+            server=self._facts(fleet),
             interrupted=interrupted,
             notes=notes,
             warmup=None if onset is None else Warmup(window, workload.warmup_s, found),
@@ -160,10 +178,23 @@ class TwinEndpoint:
 
     def _errors(self, plan: DrivePlan, seen: Tally) -> Mapping[str, float]:
         mean_s = seen.stay_ns / seen.stays / 1e9
-        return prediction_errors(self.twin, plan.schedule.workload, self._doubt, stay_s=mean_s)
+        workload = plan.schedule.workload
+        return prediction_errors(self._served(workload), workload, self._doubt, stay_s=mean_s)
+
+    def _served(self, workload: Workload) -> Serving:
+        kinds = [kind.name for kind in workload.classes]
+        return Serving(self._twins, () if self._of is None else self._of.pool_of(kinds))
+
+    def _facts(self, fleet: AnyFleet) -> Mapping[str, object]:
+        """Of pools those of each, by name, beside the first one's."""
+        facts = server_facts(self.twin, fleet)
+        if self._of is None or not self._of.pools:
+            return facts
+        pairs = zip(self._of.pools, self._twins, strict=True)
+        return {**facts, "pools": {pool.name: server_facts(twin) for pool, twin in pairs}}
 
 
-def server_facts(twin: Twin, fleet: Fleet | None = None) -> Mapping[str, object]:
+def server_facts(twin: Twin, fleet: AnyFleet | None = None) -> Mapping[str, object]:
     """What is served, as plain values: resolved knobs, memory, constants."""
     memory = twin.memory
     facts: dict[str, object] = {
@@ -219,7 +250,7 @@ class _CountingOffer(Offer):
         super().finished(request)
 
 
-def _warm_up(fleet: Fleet, offer: _CountingOffer) -> bool:
+def _warm_up(fleet: AnyFleet, offer: _CountingOffer) -> bool:
     """Simulate until the run is steady and open the window there; False when it is not in time."""
     onset = offer.onset
     while fleet.next_ns is not None and (due := round(onset.next_s * 1e9)) < offer.window_start:
@@ -230,7 +261,7 @@ def _warm_up(fleet: Fleet, offer: _CountingOffer) -> bool:
     return False
 
 
-def _simulate(fleet: Fleet, offer: Offer, watch: Watch, hand: HandIn) -> bool:
+def _simulate(fleet: AnyFleet, offer: Offer, watch: Watch, hand: HandIn) -> bool:
     """Run to the end of the last request; True when the watch asked to stop early.
 
     Once it asks, nothing is simulated that the client would not have waited for.

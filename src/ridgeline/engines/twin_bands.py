@@ -5,17 +5,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ridgeline.domain.bands import LATENCIES, TOKENS
+from ridgeline.domain.bands import LATENCIES, TOKENS, of_class
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.metrics import Sample, take_sample, throughput
-from ridgeline.domain.records import MemorySink
+from ridgeline.domain.parts import named, select
+from ridgeline.domain.records import MemorySink, RunRecords
 from ridgeline.domain.run import Window
 from ridgeline.domain.workload import Workload
 from ridgeline.engines.twin_records import client_limits
 from ridgeline.engines.twin_scope import scope_of
-from ridgeline.twin.fleet import Fleet, Twin
+from ridgeline.twin.constants import Constants
+from ridgeline.twin.fleet import Twin
 from ridgeline.twin.offer import Offer
+from ridgeline.twin.pools import fleet_of
 from ridgeline.twin.results import request_record, step_table
 from ridgeline.twin.uncertainty import (
     Doubt,
@@ -51,21 +54,38 @@ def doubt_of(configuration: Configuration, *, drafts: bool = False) -> Doubt:
     return elsewhere(doubt) if scope.wider else doubt
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What answers: a twin, or several as pools; `pool_of`: the place of each class's."""
+
+    twins: tuple[Twin, ...]
+    pool_of: tuple[int, ...] = ()
+
+    def under(self, constants: Constants) -> "Serving":
+        """The same with other constants."""
+        return replace(self, twins=tuple(replace(t, constants=constants) for t in self.twins))
+
+
 def prediction_errors(
-    twin: Twin, workload: Workload, doubt: Doubt, *, stay_s: float
+    served: Serving, workload: Workload, doubt: Doubt, *, stay_s: float
 ) -> dict[str, float]:
     """Standard errors (logarithms) of the figures by path; empty where short runs show nothing.
 
-    One replica with its share of the load stands for several. `stay_s` is how long a request stays
+    One replica with its share of the load stands for several; pools stand for themselves. Figures
+    of classes have theirs, too (`bands.of_class`). `stay_s` is how long a request stays
     (mean E2E): a window must outlast it. It is taken up to the next half octave, so that the
     repeats of an experiment ask the same question and are answered once.
     """
-    one, load = _one_replica(twin, _short(workload, _half_octave(stay_s)))
-    key = repr((one.shape, one.gpu, one.knobs, one.constants, doubt, load))
+    load = _short(workload, _half_octave(stay_s))
+    if len(served.twins) == 1:
+        one, load = _one_replica(served.twins[0], load)
+        served = replace(served, twins=(one,))
+    known = [(t.shape, t.gpu, t.knobs, t.constants) for t in served.twins]
+    key = repr((known, served.pool_of, doubt, load))
     if key not in _known:
         if len(_known) >= MOST_KEPT:
             _known.clear()
-        _known[key] = _errors(one, load, doubt)
+        _known[key] = _errors(served, load, doubt)
     return _known[key]
 
 
@@ -74,16 +94,20 @@ def _half_octave(value: float) -> float:
     return 2.0 ** (math.ceil(2 * math.log2(value)) / 2) if value > 0 else value
 
 
-def _errors(twin: Twin, load: Workload, doubt: Doubt) -> dict[str, float]:
-    sets = design(twin.constants, doubt.directions)
+def _errors(served: Serving, load: Workload, doubt: Doubt) -> dict[str, float]:
+    sets = design(served.twins[0].constants, doubt.directions)
     moved = {name for direction in doubt.directions for name in direction}
     if any(getattr(constants, name) > MOST_NS for constants in sets for name in moved):
         return {}
     try:
-        seen = [figures(replace(twin, constants=constants), load) for constants in sets]
+        seen = [figures_of(served.under(constants), load) for constants in sets]
     except (RidgelineError, ArithmeticError):  # constants that no clock can be run with
         return {}
-    return spread(seen, doubt)
+    errors = spread([found[""] for found in seen], doubt)
+    for kind in load.classes:
+        own = spread([found[kind.name] for found in seen], doubt)
+        errors |= {of_class(kind.name, path): error for path, error in own.items()}
+    return errors
 
 
 def _short(load: Workload, stay_s: float) -> Workload:
@@ -113,17 +137,38 @@ def _one_replica(twin: Twin, load: Workload) -> tuple[Twin, Workload]:
 
 def figures(twin: Twin, load: Workload) -> dict[str, float]:
     """The figures of a run by path, as its client has them; those above 0 that its sample has."""
+    return figures_of(Serving((twin,)), load)[""]
+
+
+def figures_of(served: Serving, load: Workload) -> dict[str, dict[str, float]]:
+    """As `figures`: of the whole run as "", and of each class by its name."""
+    records, window = simulated(served, load)
+    found = {"": _figures(records, window)}
+    for kind in load.classes:
+        found[kind.name] = _figures(select(records, named(records, kind.name)), window)
+    return found
+
+
+def simulated(served: Serving, load: Workload) -> tuple[RunRecords, Window]:
+    """Every request of a run as its client has it, and the run's window."""
     offer = Offer(draw_schedule(load))
-    fleet = Fleet(twin, offer)
+    fleet = fleet_of(served.twins, served.pool_of, offer)
     offer.begin(fleet)
     fleet.run_until(None)
     sink = MemorySink()
     limits = client_limits(load.client.timeouts, offer.window_end)
-    for request, _ in (*offer.take_ended(), *offer.take_open()):
-        sink.request(request_record(request, fleet.replicas[request.replica], limits))
+    for request, item in (*offer.take_ended(), *offer.take_open()):
+        record = request_record(request, fleet.replicas[request.replica], limits)
+        kind = item.planned.traffic_class
+        if kind is not None:
+            record = replace(record, traffic_class=load.classes[kind].name)
+        sink.request(record)
     sink.steps(step_table(fleet))
-    records = sink.records()
-    sample = take_sample(records, Window(offer.window_start, offer.window_end))
+    return sink.records(), Window(offer.window_start, offer.window_end)
+
+
+def _figures(records: RunRecords, window: Window) -> dict[str, float]:
+    sample = take_sample(records, window)
     found = {path: _statistic(sample, *path.split(".")) for path in LATENCIES}
     found[TOKENS] = throughput(records, sample, 1).output_tokens_per_s or 0.0
     return {n: v for n, v in found.items() if v > 0}

@@ -1,25 +1,24 @@
-"""Ways to serve two groups of traffic on the GPUs that are there, each on the twin, paired.
+"""Ways to serve groups of traffic on the GPUs that are there, each on the twin, paired.
 
 Every way sees the same arrivals under each set of constants: an error that all share cancels.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.domain.records import RequestRecord
+from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.metrics import take_sample
+from ridgeline.domain.parts import select
 from ridgeline.domain.workload import Workload
-from ridgeline.engines.twin import Twin
-from ridgeline.twin.fleet import Fleet
-from ridgeline.twin.offer import Offer
-from ridgeline.twin.results import request_record
+from ridgeline.engines.twin import constants_of, twin_of
+from ridgeline.engines.twin_bands import Serving, simulated
 from ridgeline.twin.uncertainty import Doubt, design
-from ridgeline.workload.schedule import draw_schedule
 
-Way = Sequence[tuple[Twin, Workload]]  # pools side by side, each with its own traffic
 TTFT, E2E, ITL = "ttft_p95_s", "e2e_mean_s", "itl_mean_s"
+Figures = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,34 +27,33 @@ class Priced:
     of the ratios' logarithms.
     """
 
-    figures: Mapping[tuple[str, str], float]
+    figures: Figures
     ratios: Mapping[tuple[str, str], tuple[float, float]]
 
 
+def serving_of(configuration: Configuration, load: Workload) -> Serving:
+    """The twins of a configuration, with or without pools. Raises what a twin raises."""
+    constants = constants_of(configuration)
+    twins = tuple(twin_of(part, constants) for part in configuration.parts)
+    return Serving(twins, configuration.pool_of([kind.name for kind in load.classes]))
+
+
 def price(
-    ways: Mapping[str, Way], groups: Mapping[str, str], doubt: Doubt
-) -> dict[str, Priced]:  # fmt: skip
+    ways: Mapping[str, Serving], load: Workload, groups: Mapping[str, str], doubt: Doubt
+) -> dict[str, Priced]:
     """All ways against the first one. groups: traffic class -> group. Raises what a twin raises."""
-    first = next(iter(ways.values()))[0][0]
-    sets = [first.constants, *design(first.constants, doubt.directions)]
+    base = next(iter(ways.values())).twins[0].constants
+    sets = [base, *design(base, doubt.directions)]
     seen = {
-        name: [
-            _figures([(replace(t, constants=constants), w) for t, w in way], groups)
-            for constants in sets
-        ]
+        name: [figures(way.under(constants), load, groups) for constants in sets]
         for name, way in ways.items()
     }
-    base = next(iter(seen.values()))
-    return {name: Priced(rows[0], _ratios(base, rows)) for name, rows in seen.items()}
-
-
-def figures(way: Way, groups: Mapping[str, str]) -> dict[tuple[str, str], float]:
-    """The figures of one way with the twins' own constants."""
-    return _figures(way, groups)
+    first = next(iter(seen.values()))
+    return {name: Priced(rows[0], _ratios(first, rows)) for name, rows in seen.items()}
 
 
 def _ratios(
-    base: Sequence[Mapping[tuple[str, str], float]], rows: Sequence[Mapping[tuple[str, str], float]]
+    base: Sequence[Figures], rows: Sequence[Figures]
 ) -> dict[tuple[str, str], tuple[float, float]]:
     found = {}
     for key in base[0]:
@@ -66,44 +64,22 @@ def _ratios(
     return found
 
 
-def _figures(way: Way, groups: Mapping[str, str]) -> dict[tuple[str, str], float]:
-    records: list[RequestRecord] = []
-    for twin, load in way:
-        records += _records(twin, load)
+def figures(way: Serving, load: Workload, groups: Mapping[str, str]) -> Figures:
+    """The figures of one way by (group, figure), "" for all requests; those above 0."""
+    records, window = simulated(way, load)
+    kinds = records.text["traffic_class"]
     found: dict[tuple[str, str], float] = {}
     for group in ("", *dict.fromkeys(groups.values())):
-        mine = [r for r in records if not group or groups[r.traffic_class or ""] == group]
-        found |= {(group, name): value for name, value in _of(mine).items() if value > 0}
+        mine = np.array(
+            [not group or groups[kind or ""] == group for kind in kinds], dtype=np.bool_
+        )
+        sample = take_sample(select(records, mine), window)
+        first, ends = sample.successes("ttft_s"), sample.successes("e2e_s")
+        gaps = sample.successes("itl_s")
+        if len(first):
+            told = {
+                TTFT: float(np.quantile(first, 0.95)), E2E: float(ends.mean()),
+                ITL: float(gaps.mean()) if len(gaps) else 0.0,
+            }  # fmt: skip
+            found |= {(group, name): value for name, value in told.items() if value > 0}
     return found
-
-
-def _of(records: Sequence[RequestRecord]) -> dict[str, float]:
-    whole = [(r.sent_ns, r.first_ns, r.last_ns, r.output_tokens or 0) for r in records]
-    told = [(s, f, z, n) for s, f, z, n in whole
-            if s is not None and f is not None and z is not None]  # fmt: skip
-    if not told:
-        return {}
-    gaps = sum(n - 1 for _, _, _, n in told if n > 1)
-    return {
-        TTFT: float(np.quantile([f - s for s, f, _, _ in told], 0.95)) / 1e9,
-        E2E: float(np.mean([z - s for s, _, z, _ in told])) / 1e9,
-        ITL: sum(z - f for _, f, z, n in told if n > 1) / gaps / 1e9 if gaps else 0.0,
-    }
-
-
-def _records(twin: Twin, load: Workload) -> list[RequestRecord]:
-    """Requests that were sent in the window, each followed to its end."""
-    offer = Offer(draw_schedule(load))
-    fleet = Fleet(twin, offer)
-    offer.begin(fleet)
-    fleet.run_until(None)
-    rows = []
-    for request, item in offer.take_ended():
-        row = request_record(request, fleet.replicas[request.replica])
-        row.traffic_class = load.kinds[item.planned.traffic_class or 0].name
-        rows.append(row)
-    return [
-        r for r in rows
-        if r.failure is None and r.sent_ns is not None
-        and offer.window_start <= r.sent_ns < offer.window_end
-    ]  # fmt: skip

@@ -5,8 +5,8 @@ from dataclasses import replace
 from ridgeline.domain.records import RecordSink, RunEvent
 from ridgeline.domain.run import Watch
 from ridgeline.engines.base import Timeouts
-from ridgeline.twin.fleet import Fleet
 from ridgeline.twin.offer import Item, Offer
+from ridgeline.twin.pools import AnyFleet
 from ridgeline.twin.request import Request
 from ridgeline.twin.results import ClientLimits, Tally, request_record, stall, step_table
 
@@ -32,7 +32,7 @@ class HandIn:
     window.
     """
 
-    def __init__(self, fleet: Fleet, offer: Offer, timeouts: Timeouts, sink: RecordSink) -> None:
+    def __init__(self, fleet: AnyFleet, offer: Offer, timeouts: Timeouts, sink: RecordSink) -> None:
         self.tally = Tally()
         self.grace_ns = round(timeouts.grace_s * 1e9)
         self._fleet, self._offer, self._sink = fleet, offer, sink

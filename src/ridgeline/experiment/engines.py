@@ -114,7 +114,8 @@ def refusal(spec: ExperimentSpec) -> RidgelineError | None:
         if spec.configuration.engine == "twin":
             from ridgeline.engines.twin import twin_of  # noqa: PLC0415
 
-            twin_of(spec.configuration)
+            for part in spec.configuration.parts:
+                twin_of(part)
     except RidgelineError as error:
         return error
     return None
@@ -167,7 +168,7 @@ def dialect_of(engine: str) -> "Dialect | None":
 
 def _check_spec(spec: ExperimentSpec) -> None:
     configuration, workload = spec.configuration, spec.workload
-    if configuration.pools:
+    if configuration.pools and configuration.engine != "twin":
         raise BadInput("pools are read, and not started by a study yet", where="pools")
     if configuration.engine == "endpoint" and configuration.url is None:
         raise BadInput("an endpoint needs the key 'url'", where="engine")
@@ -175,11 +176,6 @@ def _check_spec(spec: ExperimentSpec) -> None:
         return
     from ridgeline.engines.twin import twin_of  # noqa: PLC0415  only what is asked for
 
-    try:
-        limit = twin_of(configuration).knobs.max_model_len
-    except RunFailed:
-        return
-    longest = workload.longest
     pictured = any(kind.prompts.images is not None for kind in workload.kinds)
     options = workload.options
     refused = {
@@ -191,12 +187,20 @@ def _check_spec(spec: ExperimentSpec) -> None:
     for name, given in refused.items():
         if given:
             raise BadInput(f"the twin does not know {name}", where="workload", fix="leave it out")
-    if longest > limit:
-        raise BadInput(
-            f"prompt and output of up to {longest} tokens do not fit into {limit}",
-            where="max_model_len",
-            fix="ask for shorter ones, or raise it where the model allows",
-        )
+    places = configuration.pool_of([kind.name for kind in workload.classes])
+    for place, part in enumerate(configuration.parts):
+        try:
+            limit = twin_of(part).knobs.max_model_len
+        except RunFailed:
+            return
+        mine = [k for k, at in zip(workload.classes, places, strict=True) if at == place]
+        longest = replace(workload, classes=tuple(mine)).longest
+        if longest > limit:
+            raise BadInput(
+                f"prompt and output of up to {longest} tokens do not fit into {limit}",
+                where="max_model_len",
+                fix="ask for shorter ones, or raise it where the model allows",
+            )
 
 
 @dataclass(frozen=True, slots=True)

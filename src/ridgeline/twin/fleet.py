@@ -10,6 +10,7 @@ that follows a schedule. `run_until` advances both.
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 from ridgeline.domain.defaults import ResolvedKnobs
@@ -66,7 +67,11 @@ def _scheduler(twin: Twin, *, trace: bool) -> Scheduler:
 
 
 class Fleet:
-    """The serving side: data-parallel replicas, their API servers, one event queue."""
+    """The serving side: data-parallel replicas, their API servers, one event queue.
+
+    `beside`: another fleet whose queue of events and clock it shares; `first`: the number of its
+    first replica, where that one's have the numbers before.
+    """
 
     def __init__(
         self,
@@ -75,14 +80,18 @@ class Fleet:
         *,
         routing: str = "round-robin",
         trace: bool = False,
+        beside: "Fleet | None" = None,
+        first: int = 0,
     ) -> None:
         knobs = twin.knobs
+        self.first = first
         self.routing = routing
         self._router = Router(routing, knobs.data_parallel)
         self.twin = twin
         self.cost = StepCost(twin.shape, twin.gpu, knobs, twin.constants)
         self.replicas = [
-            Replica(i, _scheduler(twin, trace=trace), self.cost) for i in range(knobs.data_parallel)
+            Replica(first + i, _scheduler(twin, trace=trace), self.cost)
+            for i in range(knobs.data_parallel)
         ]
         self.servers = [
             ApiServer(twin.constants, self.at, self._forward, self._delivered)
@@ -94,13 +103,14 @@ class Fleet:
         self._listener = listener
         self._network_ns = int(twin.constants.network_ns)
         self._events: list[tuple[int, int, Callable[[int], None]]] = []
-        self._sequence = 0
+        self._sequence = count()
+        if beside is not None:
+            self._events, self._sequence = beside._events, beside._sequence
         self._turns: list[Callable[[int], None]] = [self._turn_of(r) for r in self.replicas]
 
     def at(self, time: int, call: Callable[[int], None]) -> None:
         """Call `call(time)` when the simulation gets there."""
-        self._sequence += 1
-        heapq.heappush(self._events, (time, self._sequence, call))
+        heapq.heappush(self._events, (time, next(self._sequence), call))
 
     @property
     def next_ns(self) -> int | None:
@@ -117,12 +127,12 @@ class Fleet:
 
     def submit(self, request: Request, now: int) -> None:
         """A client sends a request now; the router chooses its replica."""
-        request.replica = self._router.choose(request.group)
+        request.replica = self.first + self._router.choose(request.group)
         self._server_of(request.replica).receive(now + self._network_ns, request)
 
     def _server_of(self, replica: int) -> ApiServer:
         """Each replica talks to one API server; several share one when there are fewer."""
-        return self.servers[replica % len(self.servers)]
+        return self.servers[(replica - self.first) % len(self.servers)]
 
     def _forward(self, request: Request, now: int) -> None:
         """The API server has read a request: to its replica, or back when it is too long."""
@@ -134,7 +144,7 @@ class Fleet:
             self.shed += 1
             self._refuse(request, 503, now)
             return
-        replica = self.replicas[request.replica]
+        replica = self.replicas[request.replica - self.first]
         request.arrived_ns = now
         self.unfinished += 1
         server.prefill_tokens += request.prompt
@@ -142,7 +152,7 @@ class Fleet:
         replica.inbox.append(request)
         if replica.idle:
             replica.idle = False
-            self.at(now, self._turns[replica.number])
+            self.at(now, self._turns[replica.number - self.first])
 
     def _overloaded(self, server: ApiServer) -> bool:
         """The valves of release 0.33: all unfinished requests, one server's prompts in prefill."""
@@ -155,7 +165,7 @@ class Fleet:
     def _refuse(self, request: Request, status: int, now: int) -> None:
         request.failure, request.status = "http_status", status
         request.last_ns = now + self._network_ns
-        self._router.ended(request.replica)
+        self._router.ended(request.replica - self.first)
         self.at(request.last_ns, lambda _: self._listener.finished(request))
 
     def forget(self, request: Request) -> None:
@@ -164,7 +174,7 @@ class Fleet:
         Its first token may be on its way all the same (the prompt was taken back after its end).
         """
         self.unfinished -= 1
-        self._router.ended(request.replica)
+        self._router.ended(request.replica - self.first)
         self._pass_valve(request)
 
     def _pass_valve(self, request: Request) -> None:
@@ -176,6 +186,7 @@ class Fleet:
     def _turn_of(self, replica: Replica) -> Callable[[int], None]:
         server = self._server_of(replica.number)
         hand_over, advance, events = self._hand_over, replica.turn, self._events
+        sequence = self._sequence
 
         def turn(now: int) -> None:
             step = replica.ended
@@ -183,8 +194,7 @@ class Fleet:
                 hand_over(replica, server, step, now)
             due = advance(now)
             if due is not None:
-                self._sequence += 1
-                heapq.heappush(events, (due, self._sequence, turn))
+                heapq.heappush(events, (due, next(sequence), turn))
 
         return turn
 
@@ -198,7 +208,7 @@ class Fleet:
         Steps of a replica with one time were merged: a request's tokens of them are one chunk.
         """
         number, step = outputs.replica, outputs.step
-        replica = self.replicas[number]
+        replica = self.replicas[number - self.first]
         delivered = replica.delivered
         if delivered and delivered[-1] > at:
             at = delivered[-1]
@@ -211,5 +221,5 @@ class Fleet:
         for request in step.finished:
             request.last_ns = at
             self.unfinished -= 1
-            self._router.ended(request.replica)
+            self._router.ended(request.replica - self.first)
             self._listener.finished(request)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.domain.model import ModelShape
 from ridgeline.domain.vision import image_tokens
-from ridgeline.twin.fleet import Fleet
+from ridgeline.twin.pools import AnyFleet
 from ridgeline.twin.replica import Replica
 from ridgeline.twin.request import Request
 from ridgeline.twin.scheduler import Decision
@@ -41,7 +41,7 @@ class Offer:
         self._ended: list[tuple[Request, Item]] = []
         self._items: dict[int, Item] = {}  # of the open ones
         self._pictured: tuple[int, ...] = ()  # tokens of images in each prompt, by class
-        self._fleet: Fleet | None = None
+        self._fleet: AnyFleet | None = None
 
     @property
     def in_flight(self) -> int:
@@ -57,7 +57,7 @@ class Offer:
         """At the end of a run: what is still on its way."""
         return [(request, self._items[number]) for number, request in self.open.items()]
 
-    def begin(self, fleet: Fleet) -> None:
+    def begin(self, fleet: AnyFleet) -> None:
         """Put the first sends into the fleet's future."""
         self._fleet = fleet
         schedule = self.schedule
@@ -186,6 +186,7 @@ class Offer:
             chain=_chain(planned, self.schedule.identity(number, planned.turn)),
             sent_ns=now,
             priority=priority or 0,
+            kind=kind or 0,
         )
 
 

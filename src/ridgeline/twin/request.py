@@ -33,6 +33,7 @@ class Request:
         "group",
         "held",
         "intended_ns",
+        "kind",
         "last_ns",
         "number",
         "output",
@@ -69,13 +70,15 @@ class Request:
         shared_tokens: int = 0,
         sent_ns: int = 0,
         priority: int = 0,
+        kind: int = 0,
         chain: tuple[tuple[int, int], ...] | None = None,
     ) -> None:
         """`shared_tokens` leading prompt tokens are the same for all requests of `group`.
 
         A smaller `priority` comes first, where the engine's policy looks at it. `chain`, in place
         of both: pieces that others may have too, each (tokens up to its end, its key); a key stands
-        for its piece and all before it. Pieces beyond the prompt are those of the answer.
+        for its piece and all before it. Pieces beyond the prompt are those of the answer. `kind`:
+        place of its class of traffic.
         """
         self.number = number
         self.prompt = prompt
@@ -86,6 +89,7 @@ class Request:
         if chain:
             self.group, self.shared_tokens = chain[0][1], chain[-1][0]
         self.priority = priority
+        self.kind = kind
         self.row = number
         self.user: int | None = None
         self.turn = 0

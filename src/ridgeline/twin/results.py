@@ -1,6 +1,6 @@
 """What a simulated run leaves: the step table, one record a request, and the server's counters."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from ridgeline.domain.records import STEP_PARTS, Floats, RequestRecord, StepTable
 from ridgeline.domain.run import ServerCounters
 from ridgeline.twin.fleet import Fleet
+from ridgeline.twin.pools import AnyFleet, fleets_in
 from ridgeline.twin.replica import STEP_FIELDS, Replica
 from ridgeline.twin.request import Request
 from ridgeline.twin.steptime import StepColumns
@@ -16,15 +17,31 @@ from ridgeline.twin.steptime import StepColumns
 _NONE = np.empty(0, dtype=np.int64)
 
 
-def step_table(fleet: Fleet) -> StepTable:
-    """All steps that were delivered, ordered by replica, then time. Parts add up to end - start."""
+def step_table(fleet: AnyFleet) -> StepTable:
+    """All steps that were delivered, ordered by replica, then time. Parts add up to end - start.
+
+    Pools of unlike KV caches have no common size of one.
+    """
+    tables = [_steps_of(pool) for pool in fleets_in(fleet)]
+    if len(tables) == 1:
+        return tables[0]
+    names = [f.name for f in fields(StepTable) if f.name not in ("parts", "kv_total_blocks")]
+    sizes = {table.kv_total_blocks for table in tables}
+    return StepTable(
+        **{n: np.concatenate([getattr(t, n) for t in tables]) for n in names},
+        parts={n: np.concatenate([t.parts[n] for t in tables]) for n in STEP_PARTS},
+        kv_total_blocks=sizes.pop() if len(sizes) == 1 else None,
+    )
+
+
+def _steps_of(fleet: Fleet) -> StepTable:
     replicas = fleet.replicas
     counts = [len(r.delivered) for r in replicas]
     table = np.concatenate([r.step_rows(n) for r, n in zip(replicas, counts, strict=True)])
     column = {name: table[:, i] for i, name in enumerate(STEP_FIELDS)}
     steps = fleet.cost.seen(_formula_inputs(column))
     return StepTable(
-        replica=np.repeat(np.arange(len(replicas), dtype=np.int16), counts),
+        replica=np.repeat(np.array([r.number for r in replicas], dtype=np.int16), counts),
         start_ns=column["start"].astype(np.int64),
         end_ns=column["end"].astype(np.int64),
         delivered_ns=np.array([t for r in replicas for t in r.delivered], dtype=np.int64),
@@ -239,18 +256,20 @@ class Tally:
         self.ttft_ns += request.first_ns - request.sent_ns
 
 
-def server_counters(fleet: Fleet, seen: Tally) -> ServerCounters:
+def server_counters(fleet: AnyFleet, seen: Tally) -> ServerCounters:
     """What the engine's own counters would show after the run (TTFT as its front end sees it)."""
     network = 2 * int(fleet.twin.constants.network_ns)
-    caching = fleet.twin.knobs.prefix_caching
+    pools = fleets_in(fleet)
+    caching = any(pool.twin.knobs.prefix_caching for pool in pools)
     schedulers = [r.scheduler for r in fleet.replicas]
+    cached = [r.scheduler for p in pools if p.twin.knobs.prefix_caching for r in p.replicas]
     wait_ns = seen.ttft_ns / seen.answered - network if seen.answered else None
     return ServerCounters(
         requests_ok=seen.ended,
         prompt_tokens=seen.prompt_tokens,
         generation_tokens=seen.output_tokens,
-        prefix_cache_queries=sum(s.queried_tokens for s in schedulers) if caching else None,
-        prefix_cache_hits=sum(s.hit_tokens for s in schedulers) if caching else None,
+        prefix_cache_queries=sum(s.queried_tokens for s in cached) if caching else None,
+        prefix_cache_hits=sum(s.hit_tokens for s in cached) if caching else None,
         preemptions=sum(s.preemptions for s in schedulers),
         ttft_mean_s=None if wait_ns is None else wait_ns / 1e9,
     )
