@@ -1,29 +1,45 @@
 """The certificate: distance to the bounds, and what searching on would bring."""
 
 from ridgeline.experiment.capacity import Bound
-from ridgeline.tuning.certificate import certify
+from ridgeline.tuning.certificate import Basis, certify
 from ridgeline.tuning.search import Outlook
 
+SURE = Basis("the twin, calibrated on four runs", 0.001)
 OWN, ANY = Bound(64, 0.005, 10_000.0), Bound(128, 0.008, 16_000.0, {"quantization": "fp8"})
 
 
-def test_a_search_that_is_done_says_how_near_the_bounds_it_is_and_what_is_left() -> None:
-    found = certify(8300.0, OWN, ANY, Outlook(0.002, -0.01, None, 0.95, 310))
+def test_a_search_that_is_done_says_how_near_which_bounds_it_is_and_what_is_left() -> None:
+    found = certify(8300.0, OWN, ANY, Outlook(0.002, -0.01, None, 0.95, 310), basis=SURE)
     assert found.complete
-    assert found.sentence() == (
-        "at 52% of the bound of any setting and 83% of its own settings'; the twin sees no setting"
-        " worth more than 0.2 % among 310 looked at"
+    bounds, left = found.sentences()
+    assert "are 52% of the roofline bound over all weights and KV types (16\u2009000:" in bounds
+    assert "83% of the scheduling bound of its own settings (10\u2009000:" in bounds
+    assert "by the GPU's data sheet" in bounds
+    assert "Neither bound is calibrated" in bounds
+    assert left == (
+        "By the twin, calibrated on four runs no setting is expected to be worth more than 0.2 %"
+        " among 310 looked at."
     )
+
+
+def test_no_more_is_claimed_than_the_twins_error_allows() -> None:
+    """A twin that errs by a quarter cannot say that nothing is worth more than 0.2 %."""
+    rough = Basis("the twin, its constants prior", 0.22)
+    _, left = certify(
+        8300.0, OWN, ANY, Outlook(0.002, -0.01, None, 0.95, 310), basis=rough
+    ).sentences()
+    assert "known within ±25 % only (nine times of ten), so a smaller gain" in left
+    _, wide = certify(8300.0, OWN, ANY, Outlook(0.4, 0.4, None, 0.95, 310), basis=rough).sentences()
+    assert "±" not in wide, "what it expects is above its error"
 
 
 def test_a_budget_that_ended_it_and_a_contradicted_twin_are_said() -> None:
     found = certify(8300.0, OWN, ANY, Outlook(0.05, 0.08, None, 0.2, 310))
     assert not found.complete
-    words = found.sentence()
-    assert (
-        "the measurements (the twin is contradicted) show no setting worth more than 8.3 %" in words
-    )
-    assert words.endswith("the budget ended the search before it was done")
+    _, words = found.sentences()
+    assert words.startswith("By the measurements (the twin is contradicted by them) no setting")
+    assert "more than 8.3 %" in words
+    assert words.endswith("the budget ended the search before its end.")
 
 
 def test_a_share_above_one_is_not_hidden() -> None:

@@ -1,6 +1,8 @@
 """What is said after a tuning: knobs' worth, envelope, certificate, page; the recommendation."""
 
+import re
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,12 @@ from ridgeline.domain.slo import parse_slo
 from ridgeline.experiment.engines import engine_named
 from ridgeline.report.html import render
 from ridgeline.report.load import load_report
-from ridgeline.report.tunetext import ablation_rows, manager, reach_words
+from ridgeline.report.numbers import dollars
+from ridgeline.report.tunetext import ablation_rows, envelope_rows, manager, reach_words
+from ridgeline.tuning.envelope import NOTHING, SHARED, beaten_by, reach_of, shared, shared_today
 from ridgeline.tuning.expecting import Oracle
 from ridgeline.tuning.lasting import LastingEngines
-from ridgeline.tuning.outcome import Reach, TuneResult, read_result
+from ridgeline.tuning.outcome import TuneResult, read_result
 from ridgeline.tuning.setting import setting_of
 from ridgeline.tuning.trial import Candidate, Miss, Trial
 from ridgeline.workload.studyfile import parse_study
@@ -57,24 +61,76 @@ def test_a_single_knob_is_worth_what_the_duel_says(tuned: tuple[Path, TuneResult
 
 def test_the_envelope_says_where_the_winner_ceases_to_hold(tuned: tuple[Path, TuneResult]) -> None:
     reaches = {r.what: r for r in tuned[1].envelope}
-    assert set(reaches) == {"load", "prompt lengths", "output lengths"}
-    assert reaches["load"].down is None, "with fewer users the larger ceiling costs nothing"
-    assert reach_words(Reach("load", None, 2.0, 0.25, 3.0, "baseline")) == (
-        "load: not up to x 2 (tried x 0.25 to x 3); there baseline wins"
+    assert set(reaches) == {"load", "prompt lengths", "output lengths", SHARED}
+    load = reaches["load"]
+    assert load.down is None, "with fewer users the larger ceiling costs nothing"
+    assert load.up is not None
+    assert "the winner breaks its targets (ttft_p95_ms" in (load.up_why or "")
+    assert load.down_why is None
+    rows = {row[0]: row for row in envelope_rows(tuned[1].envelope)}
+    assert rows["load"][1:3] == (f"from × 0.25 below × {load.up:g}", "not looked at")
+    assert rows["load"][3].startswith(f"at × {load.up:g}: the winner breaks its targets")
+    assert reaches[SHARED].at == 0.0
+    assert "(today 0%)" in rows[SHARED][1]
+
+
+def test_each_end_of_the_envelope_has_its_own_reason() -> None:
+    ends = {
+        0.5: ("a=1", "a=1 gives 5.0 % more"),
+        0.7: None,
+        1.4: None,
+        2.0: (NOTHING, "the winner breaks its targets (x)"),
+    }
+    found = reach_of("load", ends, 1.0, share=False)
+    assert (found.down, found.down_why) == (0.5, "a=1 gives 5.0 % more")
+    assert (found.up, found.up_why) == (2.0, "the winner breaks its targets (x)")
+    assert reach_words(found) == (
+        "load: above × 0.5, below × 2; at × 0.5 a=1 gives 5.0 % more; at × 2 the winner breaks its"
+        " targets (x)"
     )
+    whole = reach_of("load", {0.5: None, 2.0: None}, 1.0, share=False)
+    assert reach_words(whole) == "load: from × 0.5 to × 2; which is as far as was looked"
+
+
+def test_a_larger_shared_part_leaves_prompts_as_long() -> None:
+    load = setting_of(parse_study(STUDY)).workload
+    for share in (0.25, 0.9):
+        moved = shared(load, share)
+        assert shared_today(moved) == pytest.approx(share, abs=0.01)
+        assert moved.mean_prompt_tokens == pytest.approx(load.mean_prompt_tokens, abs=1)
+
+
+def test_a_cache_that_only_a_rival_has_wins_where_prompts_are_shared(tmp_path: Path) -> None:
+    """The winner has no prefix cache: with nine tenths in common the one that has is better."""
+    study = parse_study(
+        STUDY.replace("tokens: {min: 100, max: 300}", "tokens: {min: 1500, max: 2500}")
+    )
+    with closing(Oracle(setting_of(study), tmp_path, cores=1)) as oracle:
+        load = oracle.setting.workload
+        rivals = [Candidate({"max_num_seqs": 16}),
+                  Candidate({"max_num_seqs": 16, "enable_prefix_caching": True})]  # fmt: skip
+        oracle.setting = replace(oracle.setting, slo=parse_slo(""))
+        alike = beaten_by(oracle, oracle.under([(c, load) for c in rivals]))
+        most = beaten_by(oracle, oracle.under([(c, shared(load, 0.9)) for c in rivals]))
+    assert alike is None
+    assert most is not None
+    assert "enable_prefix_caching=True" in most[0]
+    assert re.search(r"gives \d+(\.\d+)? % more", most[1])
 
 
 def test_the_certificate_names_the_bounds(tuned: tuple[Path, TuneResult]) -> None:
     body = tuned[1].certificate
     assert 0 < body["share_of_any"] <= body["share_of_own"] * 1.001
-    assert "of the bound of any setting" in body["lines"][0]
+    bounds, left = body["lines"]
+    assert "of the roofline bound over all weights and KV types" in bounds
+    assert left.startswith("By the twin, its constants prior and fitted to nothing measured here")
 
 
 def test_the_manager_reads_gpus_and_dollars(tuned: tuple[Path, TuneResult]) -> None:
     text = manager(tuned[1]) or ""
     assert text.startswith("The tokens that take 10 GPUs now take ")
     before, after = (s.usd_per_million_output_tokens for s in (tuned[1].baseline, tuned[1].winner))
-    assert f"costs ${after:.3g} instead of ${before:.3g}" in text
+    assert f"costs {dollars(after)} instead of {dollars(before)}" in text
 
 
 def test_the_page_and_the_console_show_the_tuning(

@@ -38,7 +38,8 @@ def tuned_from(path: Path) -> "Tuned":
             )  # fmt: skip
         study = _stored(path)
     base = study.baseline
-    edges = () if result is None else tuple(_edge(reach) for reach in result.envelope)
+    moved = () if result is None else result.envelope
+    edges = tuple(_edge(reach) for reach in moved if not reach.share)
     others = [(e.name, e.configuration) for e in study.experiments[1:]]
     others += _finalists(study, result)
     return Tuned(str(path), base.configuration, base.workload, edges, tuple(others))
@@ -84,7 +85,7 @@ def _finalists(study: "Study", result: "TuneResult | None") -> "list[tuple[str, 
 def _edge(reach: "Reach") -> "Edge":
     """With the factors next to those that lose: between the two it was not tried."""
     from ridgeline.diagnosis.drift import LOAD, Edge  # noqa: PLC0415
-    from ridgeline.tuning.afterwards import LENGTHS, LOADS  # noqa: PLC0415
+    from ridgeline.tuning.envelope import LENGTHS, LOADS  # noqa: PLC0415
 
     tried = (*(LOADS if reach.what == LOAD else LENGTHS), 1.0)
     down, up = reach.down or 0.0, reach.up or float("inf")

@@ -191,8 +191,11 @@ def soak_words(one: Soaked) -> str:
     """The soak in a line."""
     if not one.passed:
         return f"Soak of {one.words} ({one.load}): failed, {one.reason}"
-    left = "" if one.margin_gib is None else f"; {one.margin_gib:.3g} GiB left by {one.basis}"
-    return f"Soak of {one.words} ({one.load}): survived{left}"
+    left = ""
+    if one.margin_gib is not None:
+        left = f"; {numbers.number(one.margin_gib)} GiB of the GPU left by {one.basis}"
+    memory = "".join(f"; {line}" for line in one.memory)
+    return f"Soak of {one.words} ({one.load}): survived{memory}{left}"
 
 
 JUDGED_TITLE = "Quality: what is not exact, its answers against the baseline's"
@@ -274,31 +277,44 @@ def envelope_lines(result: TuneResult) -> list[str]:
     return [f"Where the winner holds{by}, on the twin:", *map(reach_words, result.envelope)]
 
 
-ENVELOPE_HEAD = ("of the traffic", "the winner holds", "beyond that")
+ENVELOPE_HEAD = ("of the traffic", "the winner holds", "below that", "above that")
+LOOK_ENDS = "not looked at"
 
 
 def envelope_rows(reaches: tuple[Reach, ...]) -> list[tuple[str, ...]]:
     """One row a property of the traffic."""
-    rows: list[tuple[str, ...]] = []
-    for one in reaches:
-        low = f"from above × {one.down:g}" if one.down is not None else f"from × {one.least:g}"
-        high = f"to below × {one.up:g}" if one.up is not None else f"to × {one.most:g}"
-        beyond = one.to or ("not tried" if one.down is None and one.up is None else "–")
-        rows.append((one.what, f"{low} {high}", beyond))
-    return rows
+    return [
+        (
+            one.what,
+            _held(one),
+            LOOK_ENDS if one.down is None else f"at {_at(one, one.down)}: {one.down_why or one.to}",
+            LOOK_ENDS if one.up is None else f"at {_at(one, one.up)}: {one.up_why or one.to}",
+        )
+        for one in reaches
+    ]
+
+
+def _at(one: Reach, value: float) -> str:
+    return f"{value:.0%}" if one.share else f"× {value:g}"
+
+
+def _held(one: Reach) -> str:
+    """Over what it holds: up to an end that was seen, or as far as was looked."""
+    low = f"from {_at(one, one.least)}" if one.down is None else f"above {_at(one, one.down)}"
+    high = f"to {_at(one, one.most)}" if one.up is None else f"below {_at(one, one.up)}"
+    today = f" (today {one.at:.0%})" if one.share else ""
+    return f"{low} {high}{today}" if one.down is None else f"{low}, {high}{today}"
 
 
 def reach_words(one: Reach) -> str:
     """One property of the traffic."""
-    low = f"x {one.down:g}" if one.down is not None else None
-    high = f"x {one.up:g}" if one.up is not None else None
-    whole = f"x {one.least:g} to x {one.most:g}"
-    if low is None and high is None:
-        return f"{one.what}: over all that was tried, {whole}"
-    ends = " or ".join(filter(None, (f"down to {low}" if low else None,
-                                     f"up to {high}" if high else None)))  # fmt: skip
-    to = f"; there {one.to} wins" if one.to else ""
-    return f"{one.what}: not {ends} (tried {whole}){to}"
+    ends = [
+        f"at {_at(one, value)} {why or one.to}"
+        for value, why in ((one.down, one.down_why), (one.up, one.up_why))
+        if value is not None
+    ]
+    end = "; ".join(ends) or "which is as far as was looked"
+    return f"{one.what}: {_held(one)}; {end}"
 
 
 def history_head(result: TuneResult) -> tuple[str, ...]:

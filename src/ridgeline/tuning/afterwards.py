@@ -1,5 +1,5 @@
-"""What is worked out once there is a winner: what each of its knobs bought, how far the traffic may
-move before another one should be used, and how far it is from what no setting can beat.
+"""What is worked out once there is a winner: what each of its knobs bought, and how far it is from
+what no setting can beat. How far the traffic may move is in `envelope`.
 """
 
 import math
@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ridgeline.domain.errors import RidgelineError
-from ridgeline.domain.workload import Lengths, Workload
 from ridgeline.engines.twin import twin_of
 from ridgeline.experiment.capacity import bound_of, highest_bound
 from ridgeline.tuning import budgeting
@@ -17,16 +16,13 @@ from ridgeline.tuning.certificate import certify
 from ridgeline.tuning.claims import NONE
 from ridgeline.tuning.expecting import Oracle
 from ridgeline.tuning.journal import Asked
-from ridgeline.tuning.outcome import Bought, Reach, Side
+from ridgeline.tuning.outcome import Bought, Side
 from ridgeline.tuning.port import Expected
 from ridgeline.tuning.saying import missed_words
 from ridgeline.tuning.search import Search
 from ridgeline.tuning.session import Found, Session
 from ridgeline.tuning.trial import Candidate, Miss, Trial
 
-LOADS = (0.25, 0.5, 0.7, 1.4, 2.0, 3.0)
-LENGTHS = (0.25, 0.5, 2.0, 4.0)
-AHEAD = 1.02  # another one wins when it gives more than this factor
 TOGETHER = ("tensor_parallel_size", "data_parallel_size")  # a layout is one change
 
 
@@ -141,61 +137,6 @@ def _spread(trial: Trial) -> float:
     return math.log(trial.high / trial.low) / 2
 
 
-def envelope(session: Session, found: Found) -> tuple[tuple[Reach, ...], str | None]:
-    """How far load and lengths may move, one at a time, and what the winner is compared with."""
-    oracle, load = session.oracle, session.setting.workload
-    others = [c for c in (*found.finalists, Candidate()) if c.key != found.winner.key][:3]
-    synthetic = load.arrivals.trace is None and load.prompts.file is None and not load.classes
-    if not oracle.known or not found.winner.change or not others:
-        return (), None
-    kinds: dict[str, dict[float, Workload]] = {
-        "load": {f: replace(load, arrivals=load.arrivals.scaled(f)) for f in LOADS}
-    }
-    if synthetic:
-        prompt, output = load.prompts, load.outputs
-        kinds["prompt lengths"] = {
-            f: replace(load, prompts=replace(prompt, tokens=_times(prompt.tokens, f)))
-            for f in LENGTHS
-        }
-        kinds["output lengths"] = {
-            f: replace(load, outputs=replace(output, tokens=_times(output.tokens, f)))
-            for f in LENGTHS
-        }
-    points = [(what, f, w) for what, by in kinds.items() for f, w in by.items()]
-    contenders = [found.winner, *others]
-    looks = oracle.under([(c, w) for _, _, w in points for c in contenders])
-    beaten: dict[str, dict[float, str | None]] = {what: {} for what in kinds}
-    for i, (what, factor, _) in enumerate(points):
-        row = looks[i * len(contenders) : (i + 1) * len(contenders)]
-        beaten[what][factor] = _beaten_by(row)
-    reaches = tuple(_reach(what, by) for what, by in beaten.items())
-    rivals = "the other finalists and the baseline" if len(others) > 1 else "the baseline"
-    return reaches, rivals
-
-
-def _times(lengths: Lengths, factor: float) -> Lengths:
-    return Lengths(max(1.0, lengths.mean * factor), lengths.spread)
-
-
-def _beaten_by(row: Sequence[Expected]) -> str | None:
-    """Who should be used instead of the first one there; None while it holds."""
-    first, *others = row
-    sure = [e for e in others if e.value and e.feasible >= 0.5]
-    holds = bool(first.value) and first.feasible >= 0.5
-    better = [e for e in sure if not holds or (e.value or 0) > AHEAD * (first.value or 0)]
-    best = max(better, key=lambda e: e.value or 0.0, default=None)
-    if best is not None:
-        return best.candidate.words
-    return None if holds else "nothing that was compared meets the targets"
-
-
-def _reach(what: str, beaten: Mapping[float, str | None]) -> Reach:
-    down = max((f for f, by in beaten.items() if by and f < 1), default=None)
-    up = min((f for f, by in beaten.items() if by and f > 1), default=None)
-    to = beaten[up] if up is not None else beaten[down] if down is not None else None
-    return Reach(what, down, up, min(beaten), max(beaten), to)
-
-
 def certificate(session: Session, found: Found, winner: Side) -> dict[str, Any]:
     """How far the winner is from the bounds, and what is still to be expected of searching."""
     tokens, policy = winner.output_tokens_per_s_per_gpu, session.policy
@@ -209,6 +150,6 @@ def certificate(session: Session, found: Found, winner: Side) -> dict[str, Any]:
     load = session.setting.workload
     made = certify(
         tokens, bound_of(twin, load), highest_bound(twin, served, load, ()),
-        policy.outlook(session.journal.told().history),
+        policy.outlook(session.journal.told().history), basis=session.oracle.basis(),
     )  # fmt: skip
-    return {**asdict(made), "lines": [made.sentence()[:1].upper() + made.sentence()[1:] + "."]}
+    return {**asdict(made), "lines": list(made.sentences())}

@@ -10,6 +10,7 @@ from ridgeline.experiment.protocol import Calibrate
 from ridgeline.tuning import afterwards, budgeting
 from ridgeline.tuning.budgeting import Limits
 from ridgeline.tuning.concluding import conclude, side_of
+from ridgeline.tuning.envelope import envelope
 from ridgeline.tuning.expecting import Oracle
 from ridgeline.tuning.gate import Gate, allowed_risk, gated, not_judged
 from ridgeline.tuning.journal import TuneJournal
@@ -136,7 +137,7 @@ def unjudged(setting: Setting) -> tuple[str, ...]:
 
 def concluded(session: Session, found: Found, ablation: tuple[Bought, ...]) -> TuneResult:
     """The result, with what is worked out on the twin at the end; no engine is needed for it."""
-    reaches, by = afterwards.envelope(session, found)
+    reaches, by = envelope(session, found)
     winner = side_of(session, found, found.winner)
     return conclude(
         session, found, ablation=ablation, envelope=reaches, envelope_by=by,

@@ -8,6 +8,7 @@ give), and over all settings that a plan looks at. The expected gain is the sear
 import math
 from dataclasses import dataclass
 
+from ridgeline.domain.numerals import significant
 from ridgeline.experiment.capacity import Bound
 from ridgeline.tuning.search import ENOUGH, Outlook
 
@@ -15,12 +16,21 @@ CONTRADICTED = 0.5  # weight of the twin below which its word counts for nothing
 
 
 @dataclass(frozen=True, slots=True)
+class Basis:
+    """What the twin's word rests on, and the half-width (log) of its 90 % band of throughput."""
+
+    words: str = "the twin, its constants prior and fitted to nothing measured"
+    error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Certificate:
     """tokens_per_s_per_gpu of the winner; its shares (0..1) of the two bounds; relative gains.
 
     expected_gain: of the best further candidate, its chance of meeting the limits and noise
-    included. best_guess: how much more than the winner any candidate is believed to give (0: none
-    more). threshold: of expected_gain, below which the search stops. belief: the twin's weight.
+    included. basis: of the twin's word. best_guess: how much more than the winner any candidate is
+    believed to give (0: none more). threshold: of expected_gain, below which the search stops.
+    belief: the twin's weight.
     """
 
     tokens_per_s_per_gpu: float
@@ -33,27 +43,43 @@ class Certificate:
     threshold: float
     belief: float
     looks: int
+    basis: Basis = Basis()
 
     @property
     def complete(self) -> bool:
         """Whether the search ended because nothing more was worth it, not by its budget."""
         return self.expected_gain < self.threshold
 
-    def sentence(self) -> str:
-        """One line for the report."""
-        at = (
-            f"at {self.share_of_any:.0%} of the bound of any setting and {self.share_of_own:.0%} of"
-            " its own settings'"
+    def sentences(self) -> tuple[str, ...]:
+        """What is claimed, no more than the twin's own error allows."""
+        return self._bounds(), self._outlook()
+
+    def _bounds(self) -> str:
+        any_, own = significant(self.any_bound), significant(self.own_bound)
+        return (
+            f"{significant(self.tokens_per_s_per_gpu)} tokens/s per GPU are"
+            f" {self.share_of_any:.0%} of the roofline bound over all weights and KV types ({any_}:"
+            " memory bandwidth and compute by the GPU's data sheet, the largest batch that fits, no"
+            f" host time), and {self.share_of_own:.0%} of the scheduling bound of its own settings"
+            f" ({own}: every step full and at its roofline floor). Neither bound is calibrated;"
+            " real kernels reach a part of the data sheet, so the rest is not all to be had."
         )
-        who = (
-            "the twin sees"
-            if self.belief >= CONTRADICTED
-            else "the measurements (the twin is contradicted) show"
-        )
-        worth = max(self.best_guess, self.expected_gain)
-        seen = f"{who} no setting worth more than {100 * worth:.1f} % among {self.looks} looked at"
-        end = "" if self.complete else "; the budget ended the search before it was done"
-        return f"{at}; {seen}{end}"
+
+    def _outlook(self) -> str:
+        worth = 100 * max(self.best_guess, self.expected_gain)
+        at_most = f"no setting is expected to be worth more than {worth:.1f} %"
+        looked = f"among {self.looks} looked at"
+        if self.belief < CONTRADICTED:
+            seen = f"By the measurements (the twin is contradicted by them) {at_most} {looked}"
+        else:
+            seen = f"By {self.basis.words} {at_most} {looked}"
+            off = 100 * math.expm1(self.basis.error)
+            if off > worth:
+                seen += (
+                    f"; its throughput is known within ±{off:.0f} % only (nine times of ten), so a"
+                    " smaller gain than that may be missed"
+                )
+        return f"{seen}{'' if self.complete else '; the budget ended the search before its end'}."
 
 
 def certify(
@@ -61,6 +87,7 @@ def certify(
     own: Bound,
     highest: Bound,
     outlook: Outlook,
+    basis: Basis = Basis(),
     enough: float = ENOUGH,
 ) -> Certificate:
     """The certificate of a winner that gives so many output tokens per second and GPU.
@@ -79,4 +106,5 @@ def certify(
         math.expm1(enough),
         outlook.belief,
         outlook.looks,
+        basis,
     )  # fmt: skip

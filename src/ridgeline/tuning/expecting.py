@@ -26,6 +26,7 @@ from ridgeline.domain.summary import Summary
 from ridgeline.domain.workload import Workload
 from ridgeline.experiment.heldagainst import Held, agreement
 from ridgeline.experiment.predicting import Predictor
+from ridgeline.tuning.certificate import Basis
 from ridgeline.tuning.objective import Goal, value_of
 from ridgeline.tuning.port import Expected
 from ridgeline.tuning.setting import Setting
@@ -39,6 +40,7 @@ FITTED = ("gemm_bandwidth_share", "step_gap_ns", "piecewise_launch_ns_per_layer"
           "prompt_step_ns", "send_ns_per_chunk")  # fmt: skip
 FIT_FROM, FIT_MOST = 4, 5  # distinct measured configurations that a fit needs, and takes
 CORES_FOR_FIT = 4
+FITTED_HERE = "the twin was calibrated"
 UNKNOWN = 0.5  # probability of meeting the targets where nothing is known
 CALIBRATION = "calibration.json"
 Key = tuple[tuple[str, str], ...]
@@ -113,6 +115,20 @@ class Oracle:
             f"the twin is demoted: {found.outside} of {found.known} measured throughputs lie"
             f" outside its {LEVEL:.0%} bands; the search goes by what was measured"
         )
+
+    def basis(self) -> Basis:
+        """What its word rests on, for the certificate; ask only with a known GPU."""
+        known = self._base.calibration
+        words = "the twin, its constants prior and fitted to nothing measured here"
+        if known is not None:
+            fitted = any(n.startswith(FITTED_HERE) for n in self.notes)
+            words = "the twin, calibrated " + (
+                "on this tuning's own trials" if fitted else "by the study's calibration file"
+            )
+        held = sum(h.predicted is not None for h in self._held.values())
+        if held:
+            words += f" and held against {held} measured trial{'s' * (held != 1)}"
+        return Basis(words, Z * self._errors()[TOKENS])
 
     def under(self, wanted: Sequence[tuple[Candidate, Workload]]) -> tuple[Expected, ...]:
         """What is expected of candidates under other loads; nothing without a known GPU."""
@@ -226,7 +242,7 @@ class Oracle:
         self._looks.clear()
         self._sigmas = None
         runs = len(body.get("runs", ()))
-        self.notes.append(f"the twin was calibrated on {runs} measured configurations")
+        self.notes.append(f"{FITTED_HERE} on {runs} measured configurations")
 
 
 def _short(workload: Workload) -> Workload:

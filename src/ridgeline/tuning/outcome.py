@@ -99,7 +99,9 @@ class DuelResult:
 
 @dataclass(frozen=True, slots=True)
 class Soaked:
-    """A run at the worst case. margin_gib: memory of the GPU that was left; basis: by what."""
+    """A run at the worst case. margin_gib: memory of the GPU that was left; basis: by what.
+    memory: in words what was used of what, each with its source.
+    """
 
     words: str
     change: Mapping[str, Any]
@@ -109,6 +111,7 @@ class Soaked:
     margin_gib: float | None = None
     basis: str | None = None
     run: str | None = None
+    memory: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +158,11 @@ class Bought:
 class Reach:
     """How far one property of the traffic may move on the twin before another one should be used.
 
-    down, up: the first factor tried at which the winner loses, None = it holds over the whole range
-    from least to most. to: what wins there.
+    down, up: the first value tried at which the winner should not be used any more, None = it holds
+    to the end of what was looked at, least to most. Values are factors of today's, for a `share`
+    the share itself, today's being `at`. to: what should be used beyond `up`, else beyond `down`.
+    down_why, up_why: what happens at that end (the winner breaks a target, another one is ahead),
+    None where only the look ended.
     """
 
     what: str
@@ -165,6 +171,10 @@ class Reach:
     least: float
     most: float
     to: str | None = None
+    down_why: str | None = None
+    up_why: str | None = None
+    share: bool = False
+    at: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from ridgeline.store.run_directory import StoredRun, is_finished, read_run
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning.journal import TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
+from ridgeline.tuning.memorymargin import memory_lines
 from ridgeline.tuning.outcome import Soaked
 from ridgeline.tuning.setting import LONGEST_NAME, Setting
 from ridgeline.tuning.trial import Candidate
@@ -142,8 +143,9 @@ def judged(run: StoredRun, candidate: Candidate, words: str) -> Soaked:
     """Whether it lived: no death, no failed request. A void window says nothing against that."""
     margin, basis = memory_margin(run)
     made = Soaked(
-        candidate.words, candidate.change, words, True, None, margin, basis, run.folder.name
-    )
+        candidate.words, candidate.change, words, True, None, margin, basis, run.folder.name,
+        memory_lines(run),
+    )  # fmt: skip
     if run.failure is not None:
         why = f"starts, dies under load: {run.failure.kind}: {run.failure.text}"
         if run.facts is None and run.failure.kind in ("hung", "refused", "port"):
