@@ -87,7 +87,8 @@ def certify(
     own: Bound,
     highest: Bound,
     outlook: Outlook,
-    basis: Basis = Basis(),
+    *,
+    basis: Basis = Basis(),  # noqa: B008 - frozen
     enough: float = ENOUGH,
 ) -> Certificate:
     """The certificate of a winner that gives so many output tokens per second and GPU.
