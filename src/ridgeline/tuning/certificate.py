@@ -88,7 +88,7 @@ def certify(
     highest: Bound,
     outlook: Outlook,
     *,
-    basis: Basis = Basis(),  # noqa: B008 - frozen
+    basis: Basis = Basis(),
     enough: float = ENOUGH,
 ) -> Certificate:
     """The certificate of a winner that gives so many output tokens per second and GPU.
