@@ -1,8 +1,9 @@
 """A tuning on an engine that answers by arithmetic, as a library and as a process to be killed.
 
 `python tunedengine.py FOLDER [KILLED [PROMPTS KV=URL...]]`: a tuning of ten trials into FOLDER;
-with KILLED above 0 it dies by SIGKILL in the middle of that run (counted from 1), once. With URLs,
-by KV type, it is of FEWER and its answers are judged.
+with KILLED above 0 it dies by SIGKILL in the middle of that run (counted from 1), "soak" in that
+one, once, LATE_S seconds (of the environment) after its begin. With URLs, by KV type, it is of
+FEWER and its answers are judged.
 
 The engine: every request waits 100 ms / speed and gives a token every 10 ms / speed; speed is
 max_num_seqs / 100, slowed by the square of how far max_num_batched_tokens is from 2048 (in
@@ -15,6 +16,7 @@ import math
 import os
 import signal
 import sys
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,6 +52,7 @@ LOAD = Workload(
 )  # fmt: skip
 
 
+SOAKED = -1  # as kill_at: in the soak
 FEWER_BITS = ("fp8", "fp8_e5m2", "int8_per_token_head")  # half as fast again
 
 
@@ -73,7 +76,9 @@ class TunedEndpoint:
     def drive(self, plan: DrivePlan, sink: RecordSink, watch: Watch) -> RunFacts:
         load, seqs = plan.schedule.workload, self.configuration.knobs.max_num_seqs or 100
         self.engine.drives += 1
-        if self.engine.drives == self.engine.kill_at:
+        soaked = self.engine.kill_at == SOAKED and (load.arrivals.users or 0) > 20
+        if self.engine.drives == self.engine.kill_at or soaked:
+            time.sleep(float(os.environ.get("LATE_S", "0")))
             os.kill(os.getpid(), signal.SIGKILL)
         if seqs >= 900 and (load.arrivals.users or 0) > 20:
             error = RunFailed("oom_under_load: CUDA out of memory, says the engine")
@@ -203,7 +208,8 @@ FEWER = [
 
 
 if __name__ == "__main__":
-    kill_at = int(sys.argv[2]) if len(sys.argv) > 2 else None
+    asked_at = sys.argv[2] if len(sys.argv) > 2 else "0"
+    kill_at = SOAKED if asked_at == "soak" else int(asked_at)
     urls = dict(word.split("=", 1) for word in sys.argv[4:])
     made = TunedEngine(kill_at=kill_at, servers=urls)
     listed, asked = TEN, setting()

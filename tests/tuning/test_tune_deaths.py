@@ -160,7 +160,7 @@ def test_one_round_is_not_clear(tmp_path: Path) -> None:
 
 
 def test_rounds_that_no_budget_held_are_not_told(tmp_path: Path) -> None:
-    found, result = tuned(tmp_path, seqs(160), limits=Limits(gpu_s=30))
+    found, result = tuned(tmp_path, seqs(160), limits=Limits(gpu_s=45))
     assert found.rounds == 0
     assert "no duel was held: its budget is used" in result.verdict
     assert result.duel is not None

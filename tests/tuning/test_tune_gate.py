@@ -24,7 +24,7 @@ from ridgeline.domain.knobs import Launch
 from ridgeline.report.html import render
 from ridgeline.report.load import load_report
 from ridgeline.report.tunetext import sections, tune_console
-from ridgeline.tuning.budgeting import Limits, reserve_s
+from ridgeline.tuning.budgeting import Limits, reserve_of
 from ridgeline.tuning.concluding import conclude
 from ridgeline.tuning.gate import not_judged
 from ridgeline.tuning.journal import read_journal
@@ -196,9 +196,9 @@ def test_without_room_in_the_budget_nothing_is_asked_and_nothing_passes(
 
 def test_judging_has_its_share_of_the_budget() -> None:
     whole = Limits()
-    plain, lossy = (reserve_s(setting(risk=r), whole, 100.0) for r in ("exact", "lossy"))
+    plain, lossy = (reserve_of(setting(risk=r), whole, 100.0).total_s for r in ("exact", "lossy"))
     assert lossy >= plain + 4 * 100.0, "four engines that are started to be asked"
-    assert reserve_s(LOSSY, Limits(gpu_s=1000.0), 100.0) == pytest.approx(450.0)
+    assert reserve_of(LOSSY, Limits(gpu_s=1000.0), 100.0).total_s == pytest.approx(450.0)
 
 
 @pytest.mark.parametrize(("kill_at", "judged"), [(5, True), (7, True), (3, False)])

@@ -65,7 +65,7 @@ def study_file(vllm_python: Path, tiny_model: Path, tmp_path: Path) -> Path:
 
 
 def begin(file: Path, out: Path, log: Path) -> subprocess.Popen[bytes]:
-    words = ["tune", str(file), "--out", str(out), "--trials", "3", "--minutes", "4"]
+    words = ["tune", str(file), "--out", str(out), "--trials", "3", "--minutes", "6"]
     command = [sys.executable, "-c", "from ridgeline.cli.main import main; main()", *words]
     with log.open("ab") as target:
         return subprocess.Popen(command, stdout=target, stderr=subprocess.STDOUT)

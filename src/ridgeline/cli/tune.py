@@ -41,7 +41,8 @@ def tune(
         typer.Option(
             metavar="M",
             min=0,
-            help="GPU minutes for everything: starts, search, duel, soak"
+            help="GPU minutes (the baseline's GPUs times wall time) for everything: starts, search,"
+            " duel, soak"
             f" [{USUAL_MINUTES:g} unless another budget is given].",
         ),
     ] = None,
@@ -50,7 +51,12 @@ def tune(
         typer.Option(metavar="N", min=1, help="Trials of the search; duel and soak come on top."),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(metavar="W", min=0, help="Minutes of wall time for everything.")
+        float | None,
+        typer.Option(
+            metavar="W",
+            min=0,
+            help="Minutes of wall time for everything: as many GPU minutes for each GPU in use.",
+        ),
     ] = None,
     json: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the result as JSON; - is stdout.")
@@ -73,7 +79,7 @@ def tune(
     from ridgeline.cli.progress import display, stop_on_interrupt  # noqa: PLC0415
     from ridgeline.cli.tuneprogress import TuneProgress  # noqa: PLC0415
     from ridgeline.report.tunetext import tune_console  # noqa: PLC0415
-    from ridgeline.tuning.outcome import to_json  # noqa: PLC0415
+    from ridgeline.tuning.outcome import NOT_SOAKED, to_json  # noqa: PLC0415
     from ridgeline.tuning.setting import setting_of  # noqa: PLC0415
     from ridgeline.workload.study import override  # noqa: PLC0415
     from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
@@ -105,13 +111,18 @@ def tune(
     kept = "winner.yaml, serve.sh; `ridgeline export` makes files for Kubernetes and others of it"
     kept = kept if result.recommended else "no recommendation, so no winner.yaml"
     say(f"results: {folder} ({kept}; `ridgeline report {folder} --html FILE` for the page)")
+    if result.soak and result.soak[-1].state == NOT_SOAKED:
+        say(f"{result.soak[-1].reason}; give more --gpu-minutes to the same command")
+        return NOT_COMPLETED
     return 0 if any(t.value is not None for t in result.trials) else NOT_COMPLETED
 
 
 def _limits(
     study: "Study", gpu_minutes: float | None, trials: int | None, minutes: float | None
 ) -> "Limits":
-    """The budget in GPU seconds; a minute of wall time is one of every GPU that is used."""
+    """The budget in GPU seconds: a minute of wall time is one of every GPU of the baseline, which
+    are held whatever a candidate uses of them.
+    """
     from ridgeline.tuning.budgeting import Limits  # noqa: PLC0415
 
     for name, given_m in (("--gpu-minutes", gpu_minutes), ("--minutes", minutes)):
@@ -175,6 +186,7 @@ def _run(
                 say(line)
             found = session.run()
             ablation = ablate(session, found) if found.complete else ()
+        journal.down()
         if not found.complete:
             return None
         say("the engines are down; the rest is worked out on the twin")

@@ -12,6 +12,7 @@ from ridgeline.report import numbers
 from ridgeline.report.quality import figure
 from ridgeline.tuning.objective import UNITS
 from ridgeline.tuning.outcome import (
+    NOT_SOAKED,
     Bought,
     Duelist,
     Judged,
@@ -189,6 +190,8 @@ def _against(result: TuneResult, one: Duelist) -> str:
 
 def soak_words(one: Soaked) -> str:
     """The soak in a line."""
+    if one.state == NOT_SOAKED:
+        return f"{one.words} ({one.load}): {one.reason}"
     if not one.passed:
         return f"Soak of {one.words} ({one.load}): failed, {one.reason}"
     left = ""

@@ -46,6 +46,8 @@ def ablate(session: Session, found: Found) -> tuple[Bought, ...]:
         return _by_twin(session.oracle, winner, without)
     first = max((t.number for t in told.trials), default=0) + 1
     why = ("the winner beside its parts", *(f"what {k} bought" for k in without))
+    left_s = budgeting.left_s(session.limits, told)
+    session.ground.most_s = None if math.isinf(left_s) else left_s
     asked = kept or Asked(first, candidates, window_s, why, "ablation", time.time())
     trials = session.ground.answer(asked) if kept else session.ground.put(asked)
     return _by_trials(trials, winner, without)

@@ -10,6 +10,7 @@ from ridgeline.experiment.protocol import Calibrate
 from ridgeline.tuning import afterwards, budgeting
 from ridgeline.tuning.budgeting import Limits
 from ridgeline.tuning.concluding import conclude, side_of
+from ridgeline.tuning.dueling import PLAN
 from ridgeline.tuning.envelope import envelope
 from ridgeline.tuning.expecting import Oracle
 from ridgeline.tuning.gate import Gate, allowed_risk, gated, not_judged
@@ -99,21 +100,7 @@ def plan_words(session: Session) -> list[str]:
         f"a trial: {setting.window_s:g} s measured, {run_s:.0f} s with warm-up; an engine start:"
         f" about {start_s:.0f} s{side}"
     )
-    reserve_s = budgeting.reserve_s(setting, limits, start_s)
-    if limits.gpu_s is not None:
-        whole = f"{limits.gpu_s / 60:g} GPU minutes"
-        group_s = start_s + setting.places * (run_s + setting.cold_s)
-        search_s = max(limits.gpu_s - reserve_s, 0.0)
-        count = int(search_s / max(group_s, 1e-9) * setting.places)
-        lines.append(
-            f"budget: {whole}, of them {reserve_s / 60:.1f} kept for the duel and the soak; about"
-            f" {count} trials fit into the rest, and it ends earlier when no more is to be gained"
-        )
-    if limits.trials is not None:
-        lines.append(
-            f"budget: {limits.trials} trials, then a duel and a soak of about"
-            f" {reserve_s / 60:.1f} GPU minutes"
-        )
+    lines += budget_words(setting, limits, start_s)
     lines += [f"quality: {why}" for why in unjudged(setting)]
     if gated(setting):
         share = setting.spec.quality_threshold
@@ -127,6 +114,49 @@ def plan_words(session: Session) -> list[str]:
             f"it goes on: {len(told.trials)} trials are known, {used:.1f} GPU minutes used"
         )
     return lines
+
+
+def budget_words(setting: Setting, limits: Limits, start_s: float) -> list[str]:
+    """Where the budget goes, before any of it is spent; `start_s`: of an engine."""
+    reserve = budgeting.reserve_of(setting, limits, start_s)
+    parts = {
+        "for the quality gate": reserve.gate_s,
+        f"for the starts of the duel's {reserve.contenders} engines": reserve.starts_s,
+        f"for {reserve.rounds} rounds of it": reserve.rounds_s,
+        "for the soak": reserve.soak_s,
+    }
+    told = ", ".join(f"{s / 60:.1f} {what}" for what, s in parts.items() if s)
+    lines = []
+    if limits.gpu_s is not None:
+        places, run_s = setting.places, setting.run_s(setting.window_s) + setting.cold_s
+        group_s = (setting.starting_s(start_s, places) + places * run_s) * setting.gpus_for()
+        count = int(max(limits.gpu_s - reserve.total_s, 0.0) / max(group_s, 1e-9) * places)
+        lines.append(
+            f"budget: {limits.gpu_s / 60:g} GPU minutes{_wall(setting, limits.gpu_s)}, of them"
+            f" {reserve.total_s / 60:.1f} kept from the search ({told}); about {count} trials fit"
+            " into the rest, and it ends earlier when no more is to be gained"
+        )
+        least_s = budgeting.needed_s(setting, start_s)
+        if least_s > reserve.without_gate_s:
+            lines.append(
+                f"budget: too small to keep {least_s / 60:.1f} GPU minutes for a duel of"
+                f" {PLAN.least} rounds with one finalist and its soak; it may end undecided"
+            )
+        elif reserve.share < 1:
+            lines.append(
+                f"budget: all of that would take {reserve.needed_s / 60:.1f}: fewer finalists go on"
+            )
+    if limits.trials is not None:
+        lines.append(
+            f"budget: {limits.trials} trials, then a duel and a soak of about"
+            f" {reserve.needed_s / 60:.1f} GPU minutes ({told})"
+        )
+    return lines
+
+
+def _wall(setting: Setting, gpu_s: float) -> str:
+    gpus = setting.gpus_for()
+    return "" if gpus == 1 else f" ({gpu_s / gpus / 60:.3g} minutes of {gpus} GPUs)"
 
 
 def unjudged(setting: Setting) -> tuple[str, ...]:

@@ -1,7 +1,13 @@
-"""What a tuning may use, what it has used, and what is kept for the duel and the soak."""
+"""What a tuning may use, what it has used, and what is kept for the duel and the soak.
+
+All of it in GPU seconds: seconds of wall time times the GPUs that are held meanwhile, which are at
+least the baseline's, whether a configuration uses them or not (`Setting.gpus_for`).
+"""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ridgeline.tuning.dueling import PLAN
 from ridgeline.tuning.gate import reserved_s
@@ -10,6 +16,7 @@ from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.soaking import GRACE_S, SOAK_S
 
 MOST_RESERVED = 0.45  # of the whole budget: a search that may measure nothing finds nothing
+SPARE_ROUNDS = 1  # for void runs; without one it narrows the duel's bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,23 +26,87 @@ class Limits:
     gpu_s: float | None = None
     trials: int | None = None
 
+    def holds_more_than(self, other: Mapping[str, Any] | None) -> bool:
+        """Whether one of its limits is above that of an earlier budget; None: not known."""
+        if other is None:
+            return False
+        pairs = ((self.gpu_s, other.get("gpu_s")), (self.trials, other.get("trials")))
+        now, then = (
+            [math.inf if v is None else v for v in side] for side in zip(*pairs, strict=True)
+        )
+        return any(n > t for n, t in zip(now, then, strict=True)) and all(
+            n >= t for n, t in zip(now, then, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """What the search leaves, in GPU seconds: for the quality gate, for the starts of the duel's
+    engines, for its runs (`rounds` of `contenders`, the first loads of fresh engines with them) and
+    for the soak. share: how much of that the budget really keeps, 1 = all of it.
+    """
+
+    gate_s: float
+    starts_s: float
+    rounds_s: float
+    soak_s: float
+    contenders: int
+    rounds: int
+    share: float = 1.0
+
+    @property
+    def needed_s(self) -> float:
+        """All of it."""
+        return self.gate_s + self.starts_s + self.rounds_s + self.soak_s
+
+    @property
+    def total_s(self) -> float:
+        """What is kept."""
+        return self.share * self.needed_s
+
+    @property
+    def without_gate_s(self) -> float:
+        """What the quality gate leaves of it to the duel and the soak."""
+        return self.share * (self.needed_s - self.gate_s)
+
+
+def reserve_of(setting: Setting, limits: Limits, start_s: float) -> Reserve:
+    """What is kept, with the study's finalists; of a budget that is too small for that at most
+    MOST_RESERVED, and fewer go on (`finalists_held`).
+    """
+    rounds = PLAN.least + SPARE_ROUNDS
+    made = _reserve(setting, start_s, setting.spec.finalists, rounds)
+    if limits.gpu_s is None:
+        return made
+    share = min(1.0, MOST_RESERVED * limits.gpu_s / made.needed_s)
+    return Reserve(
+        made.gate_s, made.starts_s, made.rounds_s, made.soak_s, made.contenders, rounds, share
+    )  # fmt: skip
+
+
+def _reserve(setting: Setting, start_s: float, finalists: int, rounds: int) -> Reserve:
+    contenders = finalists + 1
+    gpus = setting.gpus_for()
+    run_s = setting.run_s(setting.workload.duration_s)
+    return Reserve(
+        gate_s=reserved_s(setting, start_s),
+        starts_s=gpus * setting.starting_s(start_s, contenders),
+        rounds_s=gpus * contenders * (rounds * run_s + setting.cold_s),
+        soak_s=soak_s(setting, start_s, finalists),
+        contenders=contenders,
+        rounds=rounds,
+    )
+
+
+def soak_s(setting: Setting, start_s: float, finalists: int) -> float:
+    """GPU seconds of one soak; its engine is up only where all of the duel's are."""
+    starts_s = 0.0 if finalists + 1 <= setting.places else start_s
+    return (starts_s + setting.run_s(SOAK_S) + GRACE_S) * setting.gpus_for()
+
 
 def spent_s(told: Told) -> float:
     """GPU seconds that were used so far, killed processes' included."""
     return sum(t.gpu_s for t in told.trials) + told.other_s + told.lost_s
-
-
-def reserve_s(setting: Setting, limits: Limits, start_s: float) -> float:
-    """GPU seconds that the search leaves to the quality gate, the duel and the soak."""
-    needed_s = _duel_s(setting, start_s) + reserved_s(setting, start_s)
-    return needed_s if limits.gpu_s is None else min(needed_s, MOST_RESERVED * limits.gpu_s)
-
-
-def duel_share_s(setting: Setting, limits: Limits, start_s: float) -> float:
-    """The part of `reserve_s` that the quality gate leaves to the duel and the soak."""
-    duel_s = _duel_s(setting, start_s)
-    share = duel_s / (duel_s + reserved_s(setting, start_s))
-    return share * reserve_s(setting, limits, start_s)
 
 
 def finalists_held(setting: Setting, left_s: float, start_s: float) -> int:
@@ -44,17 +115,16 @@ def finalists_held(setting: Setting, left_s: float, start_s: float) -> int:
     One that is decided says more than one with three finalists that is not.
     """
     for finalists in range(setting.spec.finalists, 1, -1):
-        if _duel_s(setting, start_s, finalists) <= left_s:
+        made = _reserve(setting, start_s, finalists, PLAN.least)
+        if made.needed_s - made.gate_s <= left_s:
             return finalists
     return 1
 
 
-def _duel_s(setting: Setting, start_s: float, finalists: int | None = None) -> float:
-    contenders = (finalists or setting.spec.finalists) + 1
-    run_s = setting.run_s(setting.workload.duration_s)
-    groups = 1 if contenders <= setting.places or setting.simulated else contenders
-    duel_s = groups * start_s + contenders * (PLAN.least * run_s + setting.cold_s)
-    return (duel_s + setting.run_s(SOAK_S) + GRACE_S) * setting.configuration.gpus
+def needed_s(setting: Setting, start_s: float) -> float:
+    """GPU seconds of a duel of one finalist with the least rounds, and its soak."""
+    made = _reserve(setting, start_s, 1, PLAN.least)
+    return made.needed_s - made.gate_s
 
 
 def left_s(limits: Limits, told: Told) -> float:

@@ -9,13 +9,16 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ridgeline.domain.errors import GIVEN_UP
+from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.summary import Summary
 from ridgeline.experiment.plan import Plan, PlannedExperiment
 from ridgeline.experiment.protocol import Calibrate
 from ridgeline.experiment.runner import run_plan
 from ridgeline.experiment.statistics import merge
+from ridgeline.store.codec import to_plain
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning.claims import NONE, Claim, claim_of, value_of_each
@@ -57,32 +60,52 @@ class Duel:
     calibrate: Calibrate | None = None
     start_s: float | None = None
     _runs: dict[str, dict[int, StoredRun]] = field(default_factory=dict)
+    _served: dict[str, tuple[Any, str]] = field(default_factory=dict)
     _deaths: dict[str, frozenset[int]] = field(default_factory=dict)  # rounds, by experiment
 
-    @property
-    def round_s(self) -> float:
-        """GPU seconds of one round on engines that are up."""
-        gpus = sum(self.setting.served(c).gpus for c in self.candidates)
-        return gpus * self.setting.run_s(self.setting.workload.duration_s)
+    def rounds_s(self, rounds: int, *, first: bool) -> float:
+        """GPU seconds of so many rounds, with the engine starts that they take.
+
+        Where not all engines stay up side by side, each pass over the contenders starts them anew.
+        A twin has no engine: in its rehearsal each counts as started once.
+        """
+        setting = self.setting
+        gpus, engines = setting.gpus_for(*self.candidates), len(self.candidates)
+        start_s = setting.first_start_s if self.start_s is None else self.start_s
+        up = 0 if setting.simulated else sum(map(self._is_up, self.candidates))
+        if engines <= setting.places and setting.simulated and not first:
+            up = engines
+        fresh = engines - up if engines <= setting.places else engines
+        starts_s = setting.starting_s(start_s, engines, up) + fresh * setting.cold_s
+        run_s = setting.run_s(setting.workload.duration_s)
+        return gpus * (starts_s + engines * rounds * run_s)
+
+    def _is_up(self, candidate: Candidate) -> bool:
+        return self.engines.is_up(self.setting.served(candidate))
 
     def fight(self, left_s: float) -> int:
         """Run rounds until it is decided, or `left_s` GPU seconds are used; returns those that
         have runs. Without a baseline that runs there is nothing to be paired with: it ends.
+
+        Engines that do not all stay up side by side are started once for the least rounds, or for
+        as many of them as the budget holds.
         """
         rounds = self._rounds_on_disk()
-        gpus = max(self.setting.served(c).gpus for c in self.candidates)
-        together = self.setting.simulated or len(self.candidates) <= self.setting.places
-        begun, used_s = time.monotonic(), 0.0
+        gpus = self.setting.gpus_for(*self.candidates)
+        together = len(self.candidates) <= self.setting.places
+        begun, used_s, first = time.monotonic(), 0.0, True
         while not self.watch.stop_asked() and not self._is_over:
-            coming = rounds + 1 if together else max(rounds + 1, PLAN.least)
-            if rounds >= 1 and used_s + self.round_s > left_s:
+            more = 1 if together else max(PLAN.least - rounds, 1)
+            costs = [self.rounds_s(n, first=first) for n in range(more, 0, -1)]
+            fits = [c for c in costs if used_s + c <= left_s]
+            if not fits:
                 break
+            coming = rounds + more - costs.index(fits[0])
             self._round(coming, left_s - used_s)
-            rounds = coming
             wall_s = time.monotonic() - begun
-            spent = self.round_s if self.setting.simulated else wall_s * gpus
+            spent = fits[0] if self.setting.simulated else wall_s * gpus
             self.journal.write("spent", gpu_s=spent, what="duel", at=time.time())
-            used_s, begun = used_s + spent, time.monotonic()
+            used_s, begun, first, rounds = used_s + spent, time.monotonic(), False, coming
             if self.held < rounds:
                 break  # the budget has refused every run of it
         return self.held
@@ -230,11 +253,10 @@ class Duel:
         whole = self.plan(rounds)
         # A failed run that is planned is measured again: a death would be forgotten.
         alive = tuple(e for e in whole.experiments if not self._deaths.get(e.name))
-        limited = not self.setting.simulated and left_s != float("inf")
         run_plan(
             replace(whole, experiments=alive), StudyDirectory(self.folder), self.engines, watch,
             command=self.command, study_text=self.study_text,
-            gpu_minutes=max(left_s, 0.0) / 60 if limited else None,
+            gpu_minutes=self.setting.minutes_for(left_s, *self.candidates),
             retries=1, whole=whole, calibrate=self.calibrate, start_s=self.start_s,
         )  # fmt: skip
         self._read(rounds)
@@ -246,7 +268,7 @@ class Duel:
         while rounds < PLAN.most:
             out = self.standing().out - {0} if rounds else frozenset()
             due = [c for i, c in enumerate(self.candidates) if i not in out]
-            if not all(is_finished(self._folder(c, rounds + 1)) for c in due):
+            if not all(self._is_ours(self._folder(c, rounds + 1)) for c in due):
                 break
             rounds += 1
             self._read(rounds)
@@ -259,12 +281,28 @@ class Duel:
         for candidate in self.candidates:
             folders = {n: self._folder(candidate, n) for n in range(1, rounds + 1)}
             name = self._name(candidate)
-            self._runs[name] = {n: read_run(f) for n, f in folders.items() if is_finished(f)}
+            self._runs[name] = {n: read_run(f) for n, f in folders.items() if self._is_ours(f)}
             # Also of a round that a kill has cut short: it is not measured again.
             there = {n: self._folder(candidate, n) for n in range(1, PLAN.most + 1)}
             self._deaths[name] = frozenset(
-                n for n, f in there.items() if is_finished(f) and _has_died(read_run(f))
+                n for n, f in there.items() if self._is_ours(f) and _has_died(read_run(f))
             )
+
+    def _is_ours(self, folder: Path) -> bool:
+        """Whether a finished run of this duel is there: not that of a finalist of an earlier one,
+        from before the search went on with a larger budget.
+        """
+        if not is_finished(folder):
+            return False
+        if not self._served:
+            self._served = {self._name(c): _wanted(self.setting.served(c)) for c in self.candidates}
+        meta = read_run(folder).meta
+        return _wanted(meta.configuration) == self._served.get(meta.experiment)
+
+
+def _wanted(configuration: Configuration) -> tuple[Any, str]:
+    """What tells contenders apart, as it comes back from the disk."""
+    return to_plain(configuration.knobs), configuration.routing
 
 
 def _has_died(run: StoredRun) -> bool:

@@ -87,7 +87,7 @@ def reserved_s(setting: Setting, start_s: float) -> float:
         return 0.0
     asked = setting.spec.finalists + 1
     starts = 0 if asked <= setting.places else asked
-    return (starts * start_s + (asked + 1) * READ_S) * setting.configuration.gpus
+    return (starts * start_s + (asked + 1) * READ_S) * setting.gpus_for()
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class Gate:
         if self._reference is None:
             base = self.setting.configuration
             seconds += 2 * self.read_s + (0.0 if self.engines.is_up(base) else self.start_s())
-        return seconds * served.gpus
+        return seconds * self.setting.gpus_for(candidate)
 
     def judge(self, candidate: Candidate, left_s: float) -> Judged | None:
         """Ask and judge, within `left_s` GPU seconds; None when the user stopped."""
@@ -180,7 +180,7 @@ class Gate:
         self.watch.told(f"quality: {candidate.words} is asked and held against the baseline")
         begun = time.monotonic()
         verdict = self._asked(candidate)
-        gpu_s = (time.monotonic() - begun) * self.setting.served(candidate).gpus
+        gpu_s = (time.monotonic() - begun) * self.setting.gpus_for(candidate)
         if verdict is None:
             self.journal.write("spent", gpu_s=gpu_s, what="quality", at=time.time())
             return None

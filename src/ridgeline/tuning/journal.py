@@ -16,6 +16,7 @@ from typing import IO, Any
 from ridgeline.domain.errors import StoreError
 from ridgeline.store.codec import from_plain, to_plain
 from ridgeline.store.files import clear_errors, make_folder, sync
+from ridgeline.tuning.beating import Beat
 from ridgeline.tuning.outcome import Judged
 from ridgeline.tuning.trial import Candidate, History, Trial
 
@@ -40,19 +41,28 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a journal tells. `bounds`: by run folder, why it was ended early. `lost_s`: GPU seconds
-    of processes that were killed before they could book them; `other_s`: those of what is no trial
-    (duel, thinking, quality). `judged`: candidates that are not exact.
+    """What a journal tells. `question`: as it was put, None in one from before that; `price`: per
+    GPU hour, of all that is in here. `bounds`: by run folder, why it was ended early.
+
+    `lost_s`: GPU seconds of processes that were killed before they could book them; `other_s`:
+    those of what is no trial (duel, thinking, quality); `unbooked_s`: of trials whose question is
+    not booked yet. `start_s`, `longest_start_s`: of an engine, the last and the longest. `judged`:
+    candidates that are not exact. `last_at`: when the last line was written up to which all GPU
+    time is accounted for.
     """
 
     fingerprint: str | None = None
+    question: Mapping[str, Any] | None = None
+    price: float | None = None
     trials: tuple[Trial, ...] = ()
     asked: tuple[Asked, ...] = ()
     bounds: Mapping[str, str] = field(default_factory=dict)
     phases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     lost_s: float = 0.0
     other_s: float = 0.0
+    unbooked_s: float = 0.0
     start_s: float | None = None
+    longest_start_s: float | None = None
     notes: tuple[str, ...] = ()
     judged: tuple[Judged, ...] = ()
     last_at: float = 0.0
@@ -90,6 +100,7 @@ class TuneJournal:
         """Raises StoreError when another process tunes into this folder."""
         make_folder(folder)
         self.path = folder / JOURNAL
+        self.beat = Beat(folder)
         with clear_errors(self.path):
             self._file: IO[bytes] = self.path.open("a+b")
             try:
@@ -105,6 +116,7 @@ class TuneJournal:
 
     def close(self) -> None:
         """Let go of it."""
+        self.beat.stop()
         self._file.close()
 
     def __enter__(self) -> "TuneJournal":
@@ -116,6 +128,11 @@ class TuneJournal:
     def told(self) -> Told:
         """What it tells so far."""
         return read_journal(self.path)
+
+    def down(self) -> None:
+        """The engines are down: what comes from here on takes no GPU."""
+        self.beat.stop()
+        self.write("down", at=time.time())
 
     def write(self, kind: str, /, **body: Any) -> None:
         """Append one line and bring it to the disk; raises StoreError."""
@@ -178,7 +195,27 @@ def _with_line(told: Told, body: dict[str, Any], where: str) -> Told:
 def _begin(told: Told, body: dict[str, Any], where: str) -> Told:
     if body["schema"] != SCHEMA:
         raise StoreError(f"has schema {body['schema']!r}, this version reads {SCHEMA}", where=where)
-    return replace(told, fingerprint=told.fingerprint or body["fingerprint"])
+    return replace(
+        told, fingerprint=told.fingerprint or body["fingerprint"], question=body.get("question"),
+        price=body.get("price"),
+    )  # fmt: skip
+
+
+def _priced(told: Told, body: dict[str, Any], where: str) -> Told:
+    """What was measured is worth another objective under another price."""
+    factor = body["factor"]
+    scaled = [[None if v is None else v * factor for v in (t.value, t.low, t.high)]
+              for t in told.trials]  # fmt: skip
+    trials = tuple(
+        replace(t, value=value, low=low, high=high)
+        for t, (value, low, high) in zip(told.trials, scaled, strict=True)
+    )
+    phases = dict(told.phases)
+    if "finalists" in phases:
+        known = phases["finalists"]["estimates"]
+        estimates = {words: value * factor for words, value in known.items()}
+        phases["finalists"] = {**phases["finalists"], "estimates": estimates}
+    return replace(told, trials=trials, phases=phases, price=body["price"])
 
 
 def _asked(told: Told, body: dict[str, Any], where: str) -> Told:
@@ -191,13 +228,18 @@ def _trial(told: Told, body: dict[str, Any], where: str) -> Told:
     trial = from_plain(Trial, _infinite(body), where)
     trial = replace(trial, candidate=_as_made(trial.candidate))
     others = tuple(t for t in told.trials if t.number != trial.number)
-    return replace(told, trials=tuple(sorted((*others, trial), key=lambda t: t.number)))
+    trials = tuple(sorted((*others, trial), key=lambda t: t.number))
+    return replace(told, trials=trials, unbooked_s=told.unbooked_s + trial.gpu_s)
 
 
 def _booked(told: Told, body: dict[str, Any], where: str) -> Told:
     shares = {int(n): s for n, s in body["gpu_s"].items()}
     trials = tuple(replace(t, gpu_s=shares.get(t.number, t.gpu_s)) for t in told.trials)
-    return replace(told, trials=trials, start_s=body["start_s"] or told.start_s)
+    start_s = body["start_s"] or told.start_s
+    longest_s = max(start_s or 0.0, told.longest_start_s or 0.0) or None
+    return replace(
+        told, trials=trials, start_s=start_s, longest_start_s=longest_s, unbooked_s=0.0
+    )  # fmt: skip
 
 
 def _note(told: Told, body: dict[str, Any], where: str) -> Told:
@@ -219,12 +261,16 @@ _READERS: Mapping[str, Callable[[Told, dict[str, Any], str], Told]] = {
     "asked": _asked,
     "trial": _trial,
     "booked": _booked,
+    "priced": _priced,
     "note": _note,
     "judged": _judged,
+    "reopened": lambda told, _, __: replace(
+        told, phases={k: v for k, v in told.phases.items() if k != "finalists"}
+    ),
     "bound": lambda told, body, _: replace(
         told, bounds={**told.bounds, body["run"]: body["bound"]}
     ),
-    "lost": lambda told, body, _: replace(told, lost_s=told.lost_s + body["gpu_s"]),
+    "lost": lambda told, body, _: replace(told, lost_s=told.lost_s + body["gpu_s"], unbooked_s=0.0),
     "spent": lambda told, body, _: replace(told, other_s=told.other_s + body["gpu_s"]),
 }
 

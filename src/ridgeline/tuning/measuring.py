@@ -5,6 +5,7 @@ void one) and stored like one, in the folder `trials` of the tuning's directory.
 are measured side by side where the study's launch keeps engines resident.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,8 +34,8 @@ Expect = Callable[[Sequence[Candidate]], tuple[Expected, ...]]
 
 @dataclass(slots=True)
 class StudyGround:
-    """A Ground over a directory. `expect_by` answers for the twin. `most_s`: GPU seconds that are
-    left for everything, None = no limit: a start that takes longer is given up.
+    """A Ground over a directory. `expect_by` answers for the twin. `most_s`: GPU seconds that the
+    next question may take in all, None = no limit: a start that takes longer is given up.
     """
 
     setting: Setting
@@ -68,18 +69,24 @@ class StudyGround:
 
     def cost_s(self, candidates: Sequence[Candidate], window_s: float) -> float:
         """GPU seconds that measuring them together would take, engine starts included."""
-        seconds = 0.0
-        for group in self._groups(candidates):
-            fresh = [c for c in group if not self._is_up(c)]
-            gpus = max((self.setting.served(c).gpus for c in group), default=1)
-            runs_s = len(group) * self.setting.run_s(window_s) + len(fresh) * self.setting.cold_s
-            seconds += gpus * (runs_s + (self.expected_start_s if fresh else 0.0))
-        return seconds
+        return sum(self._group_s(group, window_s) for group in self._groups(candidates))
+
+    def _group_s(self, group: Sequence[Candidate], window_s: float) -> float:
+        fresh = {c.key for c in group if not self._is_up(c)}
+        runs_s = len(group) * self.setting.run_s(window_s) + len(fresh) * self.setting.cold_s
+        starts_s = self.setting.starting_s(self.expected_start_s, len(fresh))
+        return (runs_s + starts_s) * self.setting.gpus_for(*group)
 
     @property
     def expected_start_s(self) -> float:
         """Seconds that a group of engines is expected to take until all are ready."""
         return self.setting.first_start_s if self.start_s is None else self.start_s
+
+    @property
+    def slowest_start_s(self) -> float:
+        """The same, by the longest start that was seen: what a reserve has to hold."""
+        longest = self.journal.told().longest_start_s
+        return self.expected_start_s if longest is None else max(longest, self.expected_start_s)
 
     def measure(self, ask: Ask, first: int) -> tuple[Trial, ...]:
         """Measure the search's question; see Ground. The user's stop leaves trials out."""
@@ -105,15 +112,19 @@ class StudyGround:
             if number not in open_:
                 continue
             try:
-                configuration = self._plan(number, candidate, asked.window_s, seed)
+                self._plan(number, candidate, asked.window_s, seed)
             except BadInput as error:
                 found[number] = Trial(number, candidate, "refused", reason=str(error))
                 self.journal.trial(found[number])
                 continue
-            wanted.append(Wanted(number, candidate, configuration.gpus, bool(candidate.change)))
+            gpus = self.setting.gpus_for(candidate)
+            wanted.append(Wanted(number, candidate, gpus, bool(candidate.change)))
+        left_s = math.inf if self.most_s is None else self.most_s
         for group in self._groups([w.candidate for w in wanted]):
             numbers = [w for w in wanted if w.candidate in group]
-            found |= self._measure(numbers, dict(told.bounds))
+            measured = self._measure(numbers, dict(told.bounds), left_s)
+            left_s -= sum(t.gpu_s for t in measured.values())
+            found |= measured
             if self.watch.stop_asked():
                 break
         return tuple(found[n] for n in sorted(found) if n >= asked.first)
@@ -158,7 +169,9 @@ class StudyGround:
         known = all(k.kv_cache_memory_bytes is not None for k in knobs)
         return known and sum(k.gpu_memory_utilization or 0.0 for k in knobs) <= 1.0 + 1e-9
 
-    def _measure(self, wanted: Sequence[Wanted], bounds: dict[str, str]) -> dict[int, Trial]:
+    def _measure(
+        self, wanted: Sequence[Wanted], bounds: dict[str, str], left_s: float
+    ) -> dict[int, Trial]:
         plan = self._plan_of([self._planned[w.number] for w in wanted])
         ids = {run.experiment: run.run_id for run in plan_runs(plan)}
         by_run = {ids[self._planned[w.number].name]: w for w in wanted}
@@ -169,7 +182,7 @@ class StudyGround:
         if not todo:
             return dict(watch.found)
         plan = self._plan_of([self._planned[w.number] for w in todo])
-        fresh = [w for w in todo if not self._is_up(w.candidate)]
+        fresh = {w.candidate.key for w in todo if not self._is_up(w.candidate)}
         begun = time.monotonic()
         run_plan(
             plan,
@@ -177,9 +190,9 @@ class StudyGround:
             self.engines,
             watch,
             command=self.command,
-            gpu_minutes=self._minutes(),
+            gpu_minutes=self.setting.minutes_for(left_s, *(w.candidate for w in todo)),
             retries=RETRIES,
-            whole=self._plan_of(self._planned.values()),
+            whole=self.whole,
             calibrate=self.calibrate,
             start_s=self.start_s,
         )
@@ -195,13 +208,15 @@ class StudyGround:
         spent = run.state == "void" and run.meta.tries > RETRIES
         if run.state not in ("done", "failed") and not spent and run_id not in watch.bounds:
             return False
-        watch.write(wanted, run, self.setting.run_s(asked.workload.duration_s) * wanted.gpus)
+        # the time of a real one was charged when the tuning was taken up again
+        simulated_s = self.setting.run_s(asked.workload.duration_s) * wanted.gpus
+        watch.write(wanted, run, simulated_s if self.setting.simulated else 0.0)
         return wanted.number in watch.found
 
-    def _minutes(self) -> float | None:
-        if self.most_s is None or self.setting.simulated:
-            return None
-        return max(self.most_s, 0.0) / 60
+    @property
+    def whole(self) -> Plan:
+        """Every trial that was asked for, as the plan of its folder."""
+        return self._plan_of(self._planned.values())
 
     def _plan_of(self, experiments: Iterable[PlannedExperiment]) -> Plan:
         return Plan(
@@ -216,12 +231,16 @@ class StudyGround:
         gpus = {w.number: w.gpus for w in wanted}
         if self.setting.simulated:
             own = {n: self.setting.run_s(t.window_s) * gpus[n] for n, t in watch.found.items()}
-            start_s = self.expected_start_s * max(gpus.values(), default=1)
+            waits_s = self.setting.starting_s(self.expected_start_s, fresh)
+            start_s = waits_s * max(gpus.values(), default=1)
         else:
             own = {n: min(watch.took_s.get(n, 0.0), wall_s) * gpus[n] for n in watch.found}
             if fresh and watch.over_s > LEAST_START_S:
                 self.start_s = watch.over_s
             start_s = max(wall_s * max(gpus.values(), default=1) - sum(own.values()), 0.0)
-        shares = {n: s + start_s / max(len(own), 1) for n, s in own.items()}
+        if not own:  # the user's stop: there is no trial to bear it
+            self.journal.write("spent", gpu_s=start_s, what="search", at=time.time())
+            return {}
+        shares = {n: s + start_s / len(own) for n, s in own.items()}
         self.journal.write("booked", gpu_s=shares, start_s=self.start_s, at=time.time())
         return {n: replace(t, gpu_s=shares[n]) for n, t in watch.found.items()}

@@ -101,6 +101,8 @@ class DuelResult:
 class Soaked:
     """A run at the worst case. margin_gib: memory of the GPU that was left; basis: by what.
     memory: in words what was used of what, each with its source.
+
+    soaked False: the budget did not hold it.
     """
 
     words: str
@@ -112,6 +114,17 @@ class Soaked:
     basis: str | None = None
     run: str | None = None
     memory: tuple[str, ...] = ()
+    soaked: bool = True
+
+    @property
+    def state(self) -> str:
+        """ "passed", "failed" or NOT_SOAKED."""
+        if not self.soaked:
+            return NOT_SOAKED
+        return "passed" if self.passed else "failed"
+
+
+NOT_SOAKED = "not soaked: budget"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ def sentence(setting: Setting, found: Found, winner: Side, baseline: Side) -> st
     """The answer in one sentence, with its numbers."""
     if not found.winner.change:
         return _stays(found, baseline)
+    if not found.recommended:
+        more = "begun again with a larger budget it goes on from here"
+        return f"No recommendation yet: {found.why}; {more}. It gave {figures(winner)}."
     parts = [f"Serve with {winner.words}: {figures(winner)}"]
     met = targets_words(winner)
     parts += [met] if met else []
@@ -33,7 +36,7 @@ def sentence(setting: Setting, found: Found, winner: Side, baseline: Side) -> st
 
 
 def _stays(found: Found, baseline: Side) -> str:
-    lost = [s for s in found.soak if not s.passed]
+    lost = [s for s in found.soak if s.state == "failed"]
     dead = f" ({', '.join(f'{s.words} {s.reason}' for s in lost)})" if lost else ""
     if not found.recommended:
         return f"No recommendation: {found.why}{dead}."

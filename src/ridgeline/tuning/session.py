@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ridgeline.domain.errors import GIVEN_UP, StoreError
 from ridgeline.experiment.ledger import begin_index
@@ -19,15 +20,17 @@ from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning import budgeting
 from ridgeline.tuning.budgeting import Limits
-from ridgeline.tuning.choosing import choose
+from ridgeline.tuning.choosing import Choice, choose
 from ridgeline.tuning.dueling import PLAN, Duel
 from ridgeline.tuning.expecting import Oracle
 from ridgeline.tuning.gate import Gate
 from ridgeline.tuning.journal import SCHEMA, Asked, Told, TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.measuring import TRIALS, StudyGround
-from ridgeline.tuning.outcome import Soaked
+from ridgeline.tuning.outcome import NOT_SOAKED, Soaked
 from ridgeline.tuning.port import Policy
+from ridgeline.tuning.question import differences, question_of
+from ridgeline.tuning.question import told as told_differences
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.soaking import Soak
 from ridgeline.tuning.space import Space
@@ -37,6 +40,8 @@ from ridgeline.tuning.watching import TuneWatch
 # The finalists by a history, the best first, with what the search estimates of each.
 Standings = Callable[[History], Sequence[tuple[Candidate, float]]]
 THINKING_S = 0.5
+TRIALS_USED, BUDGET_USED = "the trials of its budget are used", "its budget is used"
+BUDGET_ENDS = (TRIALS_USED, BUDGET_USED)  # a larger budget goes on where the search ended so
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +100,90 @@ class Session:
             runs = _baseline_runs(told)
             return replace(base, why=self._without_finalists(told), recommended=runs)
         duel = self._duel(finalists)
-        rounds = duel.fight(self._left_s() - self._soak_s(finalists))
+        start_s = self.ground.slowest_start_s
+        soak_s = budgeting.soak_s(self.setting, start_s, len(finalists))
+        rounds = duel.fight(self._left_s() - soak_s)
         found = replace(base, duel=duel, rounds=rounds)
         if self.watch.stop_asked():
             return replace(found, told=self.journal.told(), complete=False)
         return self._with_winner(found, duel)
 
     def _begin(self) -> None:
-        told, own = self.journal.told(), self.setting.fingerprint
-        if told.fingerprint not in (None, own):
-            raise StoreError(
-                "holds the tuning of another baseline, load or target",
-                where=str(self.journal.path),
-                fix="choose another folder with --out",
-            )
+        told = self.journal.told()
+        question, price = question_of(self.setting), self.setting.configuration.price_per_gpu_hour
+        self._check_same(told, question)
         self._show_baseline()
         if told.fingerprint is None:
-            self.journal.write("begin", schema=SCHEMA, fingerprint=own, at=time.time())
+            self.journal.write(
+                "begin", schema=SCHEMA, fingerprint=self.setting.fingerprint, at=time.time(),
+                question=question, price=price,
+            )  # fmt: skip
+        else:
+            self._go_on(told)
+        if not self.setting.simulated:
+            self.journal.beat.begin()
+        self._answer_open(told)
+
+    def _check_same(self, told: Told, question: Mapping[str, Any]) -> None:
+        """Refuse to go on with another question; raises StoreError that names the difference."""
+        if told.fingerprint is None:
             return
-        lost_s = self._lost_s(told)
-        if lost_s > 0:
-            self.journal.write("lost", gpu_s=lost_s, at=time.time())
-        if told.open is not None:
-            self.watch.told("the last question had no answer yet: it is put again")
-            self._learn(self.ground.answer(told.open))
+        found = [] if told.question is None else differences(told.question, question)
+        if not found and told.fingerprint == self.setting.fingerprint:
+            return
+        what = told_differences(found) if found else "another baseline, load or target"
+        raise StoreError(
+            f"holds the tuning of another question: {what}",
+            where=str(self.journal.path),
+            fix="choose another folder with --out, or take the change back",
+        )
+
+    def _go_on(self, told: Told) -> None:
+        """Charge what the process before used and could not book; search on with a larger budget.
+
+        The line is written also for nothing: from it on time is counted anew.
+        """
+        if not self.setting.simulated and told.asked:
+            self.journal.write("lost", gpu_s=self._lost_s(told), at=time.time())
+        price = self.setting.configuration.price_per_gpu_hour
+        if price and told.price and price != told.price:
+            self._price_again(told.price, price)
+        ended = told.phases.get("finalists")
+        if ended is None or ended["ended"] not in BUDGET_ENDS:
+            return
+        if self.limits.holds_more_than(ended.get("budget")):
+            self.journal.write("reopened", at=time.time())
+            self.watch.told("the budget is larger than before: the search goes on")
+
+    def _price_again(self, before: float, price: float) -> None:
+        """Another price changes what a token costs, and no measurement."""
+        kept = self.journal.told().phases.get("finalists")
+        duel = self._duel(() if kept is None else changes_of(kept))
+        for folder, whole in (
+            (self.folder, duel.plan(1)),
+            (self.folder / TRIALS, self.ground.whole),
+        ):
+            directory = StudyDirectory(folder)
+            if directory.exists():
+                directory.write_index(begin_index(whole, (), directory, self.command, whole))
+        factor = before / price if self.setting.goal == "cost" else 1.0
+        self.journal.write("priced", price=price, factor=factor, at=time.time())
+        self.watch.told(
+            f"the price was {before:g} USD per GPU hour and is {price:g}: costs are worked out"
+            " anew, nothing is measured again"
+        )
+
+    def _answer_open(self, told: Told) -> None:
+        """The search's last question, as far as it has no answer, within what the search has."""
+        if told.open is None or told.open.phase != "search" or "finalists" in told.phases:
+            return
+        self.watch.told("the last question had no answer yet: it is put again")
+        self._limit(self._left_s() - self._reserve_s())
+        self._learn(self.ground.answer(told.open))
+
+    def _limit(self, left_s: float) -> None:
+        """GPU seconds that the next question may take."""
+        self.ground.most_s = None if left_s == math.inf else left_s
 
     def _show_baseline(self) -> None:
         """Make the directory a study at once, so that it can be reported on from the start."""
@@ -131,16 +196,22 @@ class Session:
             directory.write_study_text(self.study_text)
 
     def _lost_s(self, told: Told) -> float:
-        """GPU seconds of a killed process: from its last line to the last file that it wrote."""
-        if self.setting.simulated or told.open is None:
-            return 0.0
-        newest = told.last_at
-        for path in self.folder.rglob("*"):
-            with contextlib.suppress(OSError):
-                newest = max(newest, path.stat().st_mtime)
-        done = sum(t.gpu_s for t in told.trials if t.number >= told.open.first)
-        seconds = (newest - told.last_at) * self.setting.configuration.gpus - done
-        return max(seconds, 0.0)
+        """GPU seconds of the process before: from the last line that accounts for all time up to it
+        to its last beat. In a folder from before there were beats: to the last file that it wrote.
+        """
+        until = self.journal.beat.last
+        if until is None:
+            until = told.last_at
+            for path in self.folder.rglob("*"):
+                with contextlib.suppress(OSError):
+                    until = max(until, path.stat().st_mtime)
+        held_s = (until - told.last_at) * self.setting.gpus_for()
+        return max(held_s - told.unbooked_s, 0.0)
+
+    def _reserve_s(self) -> float:
+        """GPU seconds that are kept from the search, for the gate, the duel and the soak."""
+        start_s = self.ground.slowest_start_s
+        return budgeting.reserve_of(self.setting, self.limits, start_s).total_s
 
     def _left_s(self) -> float:
         return budgeting.left_s(self.limits, self.journal.told())
@@ -152,23 +223,21 @@ class Session:
             if "finalists" in told.phases:
                 return str(told.phases["finalists"]["ended"])
             total_s = budgeting.left_s(self.limits, told)
-            left_s = total_s - budgeting.reserve_s(
-                self.setting, self.limits, self.ground.expected_start_s
-            )
+            left_s = total_s - self._reserve_s()
             count = budgeting.left_trials(self.limits, told)
             self.watch.left(None if total_s == math.inf else total_s, count)
             if count is not None and count <= 0:
-                return "the trials of its budget are used"
-            self.ground.most_s = None if total_s == math.inf else total_s
+                return TRIALS_USED
+            self._limit(left_s)
             asked = self._asked(told.history, left_s, count)
             if asked is None:
                 more = left_s == math.inf or self._asked(told.history, math.inf, count) is None
-                return "nothing more is worth its time" if more else "its budget is used"
+                return "nothing more is worth its time" if more else BUDGET_USED
             found = self.ground.put(asked)
             self._learn(found)
             self._judge_leaders(found)
             if not found and not self.watch.stop_asked():
-                return "its budget is used"
+                return BUDGET_USED
         return "stopped by the user"
 
     def _asked(self, history: History, left_s: float, count: int | None) -> Asked | None:
@@ -178,7 +247,7 @@ class Session:
         thought_s = time.monotonic() - begun
         up = not self.setting.simulated and bool(history.trials)
         if up and thought_s > THINKING_S:
-            gpu_s = thought_s * self.setting.configuration.gpus
+            gpu_s = thought_s * self.setting.gpus_for()
             self.journal.write("spent", gpu_s=gpu_s, what="thinking", at=time.time())
         if ask is None:
             return None
@@ -224,8 +293,8 @@ class Session:
 
     def _judging_s(self) -> float:
         """GPU seconds that judging may take."""
-        start_s = self.ground.expected_start_s
-        return self._left_s() - budgeting.duel_share_s(self.setting, self.limits, start_s)
+        reserve = budgeting.reserve_of(self.setting, self.limits, self.ground.slowest_start_s)
+        return self._left_s() - reserve.without_gate_s
 
     def _finalists(self, ended: str) -> tuple[tuple[Candidate, ...], dict[str, float]] | None:
         """The best that were measured and may win, chosen once: a resumed duel has the same
@@ -242,7 +311,7 @@ class Session:
             ranked = self.gate.qualify(measured, self.setting.spec.finalists, self._judging_s)
             if ranked is None:
                 return None
-            start_s = self.ground.expected_start_s
+            start_s = self.ground.slowest_start_s
             held = budgeting.finalists_held(self.setting, self._left_s(), start_s)
             if held < len(ranked):
                 self.watch.told(
@@ -255,14 +324,11 @@ class Session:
                 changes=[dict(c.change) for c, _ in ranked],
                 estimates={c.words: value for c, value in ranked},
                 ended=ended,
+                budget={"gpu_s": self.limits.gpu_s, "trials": self.limits.trials},
                 at=time.time(),
             )
             kept = self.journal.told().phases["finalists"]
-        found = tuple(
-            Candidate({n: tuple(v) if isinstance(v, list) else v for n, v in change.items()})
-            for change in kept["changes"]
-        )
-        return found, dict(kept["estimates"])
+        return changes_of(kept), dict(kept["estimates"])
 
     def _without_finalists(self, told: Told) -> str:
         trials = told.history.trials
@@ -293,12 +359,6 @@ class Session:
             self.ground.start_s,
         )  # fmt: skip
 
-    def _soak_s(self, finalists: tuple[Candidate, ...]) -> float:
-        if self.limits.gpu_s is None:
-            return 0.0
-        soak = self._soaker()
-        return max(soak.expected_s(c) for c in finalists)
-
     def _with_winner(self, found: Found, duel: Duel) -> Found:
         """The best that is better than the baseline and survives its worst case."""
         soaked: list[Soaked] = []
@@ -308,13 +368,15 @@ class Session:
             winner = choice.winner
             if not winner.change:
                 break
-            result = self._soaker().run(winner, max(self._left_s(), 60.0))
+            result = self._soaker().run(winner, self._left_s())
             if result is None:
                 told = self.journal.told()
                 return replace(found, told=told, complete=False, soak=tuple(soaked))
             soaked.append(result)
             if result.passed:
                 break
+            if result.state == NOT_SOAKED:
+                return self._not_soaked(found, choice, soaked)
             self.watch.told(f"{winner.words}: {result.reason}")
             out.add(winner.words)
         told = self.journal.told()
@@ -323,6 +385,22 @@ class Session:
             found, told=told, winner=winner, clear=choice.clear, why=choice.why,
             soak=tuple(soaked), recommended=choice.recommended and runs,
         )  # fmt: skip
+
+    def _not_soaked(self, found: Found, choice: Choice, soaked: Sequence[Soaked]) -> Found:
+        """It leads, and nothing is recommended that was never loaded with its worst case."""
+        why = f"{choice.winner.words} leads the duel ({choice.why}) and is {soaked[-1].reason}"
+        return replace(
+            found, told=self.journal.told(), winner=choice.winner, clear=choice.clear, why=why,
+            soak=tuple(soaked), recommended=False,
+        )  # fmt: skip
+
+
+def changes_of(finalists: Mapping[str, Any]) -> tuple[Candidate, ...]:
+    """The finalists as the journal keeps them; JSON has no tuples."""
+    return tuple(
+        Candidate({n: tuple(v) if isinstance(v, list) else v for n, v in change.items()})
+        for change in finalists["changes"]
+    )
 
 
 def _may_win(trials: Sequence[Trial]) -> bool:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,6 +81,35 @@ class Setting:
     def run_s(self, window_s: float) -> float:
         """Seconds of one run on an engine that is up."""
         return self.workload.warmup_s + window_s + AROUND_S
+
+    def starting_s(self, start_s: float, engines: int, up: int = 0) -> float:
+        """Seconds until each of so many engines was up once, where one start takes `start_s`.
+
+        `up` of them are already, which helps where all stay up side by side.
+        """
+        places, launch = self.places, self.configuration.launch
+        side_by_side = launch is None or launch.start_together
+        if engines <= places:
+            fresh = max(engines - up, 0)
+            return start_s * (min(fresh, 1) if side_by_side else fresh)
+        if places == 1 or not side_by_side:
+            return start_s * engines
+        return start_s * math.ceil((engines - 1) / (places - 1))  # the first one stays up
+
+    def gpus_for(self, *candidates: Candidate) -> int:
+        """GPUs that are paid for while these are measured: at least the baseline's, which the host
+        has, whether they use them or not. A GPU minute is one of these for a minute of wall time.
+        """
+        return max(self.configuration.gpus, *(self.served(c).gpus for c in candidates), 1)
+
+    def minutes_for(self, left_s: float, *candidates: Candidate) -> float | None:
+        """GPU minutes as the runner of a plan counts them (those of a run's own GPUs), so that
+        their wall time is what `left_s` GPU seconds give; None for no limit, and for a twin.
+        """
+        if self.simulated or math.isinf(left_s):
+            return None
+        own = max(self.served(c).gpus for c in candidates)
+        return max(left_s, 0.0) / self.gpus_for(*candidates) * own / 60
 
     def served(self, candidate: Candidate) -> Configuration:
         """The candidate's configuration; raises BadInput for what is no knob."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ridgeline.domain.errors import RidgelineError
+from ridgeline.domain.errors import GIVEN_UP, RidgelineError
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines.twin import twin_of
 from ridgeline.experiment.plan import Plan, PlannedExperiment, file_name, plan_runs
@@ -22,7 +22,7 @@ from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning.journal import TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.memorymargin import memory_lines
-from ridgeline.tuning.outcome import Soaked
+from ridgeline.tuning.outcome import NOT_SOAKED, Soaked
 from ridgeline.tuning.setting import LONGEST_NAME, Setting
 from ridgeline.tuning.trial import Candidate
 from ridgeline.tuning.watching import TrialsWatch, TuneWatch
@@ -47,12 +47,11 @@ class Soak:
     command: str
     start_s: float | None = None
 
-    def expected_s(self, candidate: Candidate) -> float:
-        """GPU seconds, without an engine start."""
-        return (self.setting.run_s(SOAK_S) + GRACE_S) * self.setting.served(candidate).gpus
-
     def run(self, candidate: Candidate, left_s: float) -> Soaked | None:
-        """Load it; None when the user stopped or the budget is used up."""
+        """Load it within `left_s` GPU seconds; what they do not hold is not soaked, which is said.
+
+        None when the user stopped.
+        """
         served = self.setting.served(candidate)
         load, words = worst_case(self.setting, candidate)
         base = replace(self.setting, slo=self.setting.slo)
@@ -68,15 +67,19 @@ class Soak:
             watch = TrialsWatch({}, self.journal, base.goal, self.watch, {})
             run_plan(
                 plan, StudyDirectory(folder), self.engines, watch, command=self.command,
-                gpu_minutes=None if left_s == float("inf") or base.simulated else left_s / 60,
+                gpu_minutes=self.setting.minutes_for(left_s, candidate),
                 start_s=self.start_s,
             )  # fmt: skip
             took_s = base.run_s(SOAK_S) if base.simulated else time.monotonic() - begun
-            self.journal.write("spent", gpu_s=took_s * served.gpus, what=SOAK, at=time.time())
-        if not is_finished(folder / run_id):
+            gpu_s = took_s * self.setting.gpus_for(candidate)
+            self.journal.write("spent", gpu_s=gpu_s, what=SOAK, at=time.time())
+        run = read_run(folder / run_id) if is_finished(folder / run_id) else None
+        if run is not None and run.state != "interrupted" and not _given_up(run):
+            return judged(run, candidate, words)
+        if self.watch.stop_asked():
             return None
-        run = read_run(folder / run_id)
-        return None if run.state == "interrupted" else judged(run, candidate, words)
+        why = f"{NOT_SOAKED}: {max(left_s, 0.0):.0f} GPU seconds are left, too few for it"
+        return Soaked(candidate.words, candidate.change, words, False, why, soaked=False)
 
     def _known(self, folder: Path, plan: Plan) -> bool:
         """Whether it was soaked before the process was killed."""
@@ -86,7 +89,13 @@ class Soak:
             run is not None
             and run.meta.fingerprint == asked.fingerprint
             and run.state != "interrupted"
+            and not _given_up(run)
         )
+
+
+def _given_up(run: StoredRun) -> bool:
+    """Whether a budget ended its engine's start, which tells nothing about the engine."""
+    return run.failure is not None and GIVEN_UP in run.failure.text
 
 
 def name_of(candidate: Candidate) -> str:
