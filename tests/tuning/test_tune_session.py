@@ -152,7 +152,7 @@ def test_a_budget_in_trials_holds_and_a_second_start_goes_on(tmp_path: Path) -> 
 
 def test_another_baseline_is_refused_in_the_same_folder(tmp_path: Path) -> None:
     tuned(tmp_path, seqs(110))
-    with pytest.raises(StoreError, match="another question: baseline.max_num_seqs: 100 -> 90"):
+    with pytest.raises(StoreError, match=r"another question: baseline\.max_num_seqs: 100 -> 90"):
         tuned(tmp_path, seqs(110), the_setting=setting(seqs=90))
 
 
