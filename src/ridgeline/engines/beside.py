@@ -92,8 +92,9 @@ class Replica:
 class StartedEndpoint:
     """The endpoint of processes of ours, watched while it is driven; see the Endpoint port.
 
-    `gpus`: a sampler and the numbers of the GPUs used, None where there are none. `router`: what
-    stands before the replicas. `stalled_s`: how long it may take no step under load.
+    `gpus`: a sampler and the numbers of the GPUs used, None where there are none. `routers`: what
+    stands before the replicas, one for each pool of them. `stalled_s`: how long it may take no step
+    under load.
     """
 
     source: Source = "measured"
@@ -103,14 +104,15 @@ class StartedEndpoint:
         http: Endpoint,
         replicas: Sequence[Replica],
         gpus: tuple[GpuSampler, Sequence[int]] | None = None,
-        router: Replica | None = None,
+        routers: Sequence[Replica] = (),
         stalled_s: float | None = None,
     ) -> None:
         self._http = http
         self._stalled_s = stalled_s
         self._replicas = tuple(replicas)
         units = {_unit(i): r for i, r in enumerate(self._replicas)}
-        self._processes = units if router is None else {**units, "router": router}
+        names = ["router"] if len(routers) == 1 else [f"router {i}" for i in range(len(routers))]
+        self._processes = {**units, **dict(zip(names, routers, strict=True))}
         self._gpus = gpus
         self._beside = Beside()
         self._stalled: str | None = None

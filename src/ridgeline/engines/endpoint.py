@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 
 from ridgeline import __version__
 from ridgeline.domain.errors import BadInput, EndpointError
@@ -45,7 +46,8 @@ class HttpEndpoint:
     model None: the first that the server names. `server` is what the caller knows about it.
     `fits` are shared by the endpoints of a study, so that all of them get prompts of the same
     words. `servers`: the base URLs of the servers themselves where `urls` is a balancer before
-    them; their counters and their tokenizer are asked, not the balancer's. The API key comes from
+    them; their counters and their tokenizer are asked, not the balancer's. `classes`: class of
+    requests -> the places of its URLs among `urls`; None: all go to all. The API key comes from
     the environment (RIDGELINE_API_KEY or OPENAI_API_KEY) and is stored nowhere.
     """
 
@@ -59,7 +61,9 @@ class HttpEndpoint:
         server: Mapping[str, object] | None = None,
         fits: Fits | None = None,
         servers: Sequence[str] = (),
+        classes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
+        self._classes = classes
         listed = [urls] if isinstance(urls, str) else list(urls)
         self._addresses = [parse_address(url) for url in listed]
         self._servers = [parse_address(url) for url in servers] or self._addresses
@@ -107,7 +111,9 @@ class HttpEndpoint:
             first = self._sites[0]
 
             def send(plan: DrivePlan, maker: PromptMaker, sink: RecordSink, watch: Watch) -> None:
-                self._run(plan, [first] * len(self._addresses), maker, sink, watch)
+                asked = [first] * len(self._addresses)
+
+                self._run(plan, asked, maker, sink, watch, by_class=False)
 
             self._fitter = PromptFitter(
                 send, first.url, self._servers[0], self._api_key, self._fits
@@ -153,6 +159,8 @@ class HttpEndpoint:
         maker: PromptMaker,
         sink: RecordSink,
         watch: Watch,
+        *,
+        by_class: bool = True,
     ) -> DriveResult:
         bodies = Bodies(plan.schedule.workload, plan.endpoint, self.info().model, maker)
         more = plan.schedule.workload.options.headers
@@ -164,8 +172,20 @@ class HttpEndpoint:
             _limits(plan.timeouts),
             hide=self._api_key,
             routing=plan.routing,
+            sites_of=self._sites_of(plan.schedule.workload) if by_class else (),
         )
         return drive_with(workers_for(plan.schedule.workload.client.workers), job, sink, watch)
+
+    def _sites_of(self, workload: Workload) -> tuple[tuple[int, ...], ...]:
+        """The sites of each class. Raises BadInput for a class that no pool serves."""
+        if self._classes is None:
+            return ()
+        for kind in workload.kinds:
+            if kind.name not in self._classes:
+                what = f"no pool serves the class {kind.name!r}" if kind.name else (
+                    "the servers are pools by class, and the requests have none")  # fmt: skip
+                raise BadInput(what, where="pools", fix="add it to the classes of one of them")
+        return tuple(self._classes[kind.name] for kind in workload.kinds)
 
     def _head(self, address: Address, path: str, more: Mapping[str, str]) -> bytes:
         """A request's head up to the value of Content-Length."""
@@ -262,16 +282,33 @@ class EndpointEngine:
     @contextlib.contextmanager
     def start(self, configuration: Configuration) -> Iterator[Endpoint]:
         """The endpoint at `configuration.url`; its model None-like ("") takes the served one."""
-        if configuration.url is None:
+        if any(part.url is None for part in configuration.parts):
             raise BadInput(
                 "engine endpoint needs the URL of a running server",
                 fix="give one: `ridgeline bench http://HOST:PORT`",
             )
-        urls = (configuration.url, *configuration.more_urls)
-        endpoint = HttpEndpoint(urls, model=configuration.model or None, fits=self._fits)
+        urls, classes = urls_of(configuration)
+        endpoint = HttpEndpoint(
+            urls, model=configuration.model or None, fits=self._fits, classes=classes
+        )
         endpoint.info()
         headers = auth_headers(api_key_from_environment())
         yield SampledEndpoint(endpoint, [parse_address(url).url for url in urls], headers)
+
+
+def urls_of(
+    configuration: Configuration,
+) -> tuple[tuple[str, ...], dict[str, tuple[int, ...]] | None]:
+    """The URLs of an endpoint's servers, and which of them each class has; None without pools."""
+    urls: list[str] = []
+    classes: dict[str, tuple[int, ...]] = {}
+    for part, pool in zip_longest(configuration.parts, configuration.pools):
+        mine = [url for url in (part.url, *part.more_urls) if url is not None]
+        if pool is not None:
+            places = tuple(range(len(urls), len(urls) + len(mine)))
+            classes |= dict.fromkeys(pool.classes, places)
+        urls += mine
+    return tuple(urls), classes or None
 
 
 def _stopped_before(source: Source) -> RunFacts:

@@ -125,48 +125,59 @@ class ServerEngine:
 
     @contextlib.contextmanager
     def start(self, configuration: Configuration) -> Iterator[StartedEndpoint]:
-        """Start all replicas side by side, then a router where one is asked for."""
+        """Start all replicas side by side, then a router where one is asked for; one a pool."""
         launch = self._launch_of(configuration)
         replicas: list[Replica] = []
-        router: Replica | None = None
+        routers: list[Replica] = []
         far = configuration.launch is not None and configuration.launch.host is not None
         self._leftovers.starting(on_gpu=configuration.gpu is not None and not far)
         try:
-            for number in range(configuration.knobs.data_parallel_size or 1):
-                replicas.append(_spawn(self._dialect, configuration, launch, number))
+            for part, gpu in _servers(configuration):
+                replicas.append(_spawn(self._dialect, part, launch, gpu, configuration.layout_gpus))
             for replica in replicas:
                 self._wait_ready(replica, configuration.model, launch.ready_s)
                 replica.start |= self._dialect.read_start(replica.process.log_text())
             wanted = None if configuration.launch is None else configuration.launch.router
             if wanted is not None:
-                router = _spawn_router(wanted, [r.url for r in replicas], launch)
-                self._wait_ready(router, configuration.model, launch.ready_s, "the router")
-                router.start |= router_facts(wanted)
-            yield self._endpoint(configuration, replicas, router)
+                for mine in _by_pool(configuration, replicas):
+                    router = _spawn_router(wanted, [r.url for r in mine], launch)
+                    routers.append(router)
+                    self._wait_ready(router, configuration.model, launch.ready_s, "the router")
+                    router.start |= router_facts(wanted)
+            yield self._endpoint(configuration, replicas, routers)
         finally:
-            processes = [r.process for r in (*([] if router is None else [router]), *replicas)]
+            processes = [r.process for r in (*routers, *replicas)]
             for process in processes:
                 process.stop()
             self._leftovers.stopped([pid for process in processes for pid in process.left])
 
     def _endpoint(
-        self, configuration: Configuration, replicas: Sequence[Replica], router: Replica | None
+        self, configuration: Configuration, replicas: Sequence[Replica], routers: Sequence[Replica]
     ) -> StartedEndpoint:
         from ridgeline.engines.endpoint import HttpEndpoint  # noqa: PLC0415  heavy
 
         urls = [r.url for r in replicas]
-        server = {"engine": self.name, "replicas": [r.start for r in replicas]}
+        server: dict[str, object] = {"engine": self.name, "replicas": [r.start for r in replicas]}
+        if routers:
+            server["router"] = routers[0].start
+        fronts = routers or replicas
+        classes: dict[str, tuple[int, ...]] | None = None
+        if configuration.pools:
+            asked = [[r] for r in routers] if routers else _by_pool(configuration, replicas)
+            classes, pools = {}, {}
+            for pool, mine in zip(configuration.pools, asked, strict=True):
+                places = tuple(fronts.index(front) for front in mine)
+                classes |= dict.fromkeys(pool.classes, places)
+                pools[pool.name] = [front.url for front in mine]
+            server["pools"] = pools
         http_endpoint = HttpEndpoint(
-            urls if router is None else router.url,
-            model=configuration.model,
-            server=server if router is None else {**server, "router": router.start},
-            fits=self._fits,
-            servers=urls,
-        )
+            [front.url for front in fronts], model=configuration.model, server=server,
+            fits=self._fits, servers=urls, classes=classes,
+        )  # fmt: skip
         given = None if configuration.launch is None else configuration.launch.stalled_s
         usual = STALLED_CPU_S if configuration.gpu is None else STALLED_S
         limit_s = usual if given is None else given
-        return StartedEndpoint(http_endpoint, replicas, _gpus(configuration), router, limit_s)
+        return StartedEndpoint(http_endpoint, replicas, _gpus(configuration), routers, limit_s)
 
     def _launch_of(self, configuration: Configuration) -> ServerLaunch:
         given = configuration.launch
@@ -244,9 +255,30 @@ def missing_program(command: Sequence[str], environment: Mapping[str, str | None
     return command[0] if found is None else None
 
 
+def _servers(configuration: Configuration) -> Iterator[tuple[Configuration, int]]:
+    """Each server's configuration, and the first of its GPUs among those that are used."""
+    first = 0
+    for part in configuration.parts:
+        replicas = part.knobs.data_parallel_size or 1
+        for _ in range(replicas):
+            yield part, first
+            first += part.knobs.gpus // replicas
+
+
+def _by_pool(configuration: Configuration, replicas: Sequence[Replica]) -> list[list[Replica]]:
+    """The replicas of each pool; all of them where there are none."""
+    left, found = list(replicas), []
+    for part in configuration.parts:
+        count = part.knobs.data_parallel_size or 1
+        found.append(left[:count])
+        left = left[count:]
+    return found
+
+
 def _spawn(
-    dialect: Dialect, configuration: Configuration, launch: ServerLaunch, number: int
+    dialect: Dialect, configuration: Configuration, launch: ServerLaunch, gpu: int, gpus_used: int
 ) -> Replica:
+    """A server whose first GPU is the `gpu`-th of the `gpus_used`."""
     given = configuration.launch or Launch()
     port = free_port()
     program = launch.command or dialect.command()
@@ -259,7 +291,9 @@ def _spawn(
         fix = dialect.install if needed == program[0] else f"install {needed} here"
         raise RunFailed(f"there is no program {needed!r}", where=f"engine {dialect.name}", fix=fix)
     environment = {**dialect.environment, **launch.environment}
-    gpus = None if configuration.gpu is None else _devices(configuration, launch, number)
+    gpus = None
+    if configuration.gpu is not None:
+        gpus = _devices(configuration, launch, gpu, gpus_used)
     near_port = free_port() if given.host is not None and given.tunnel else None
     line = command_line(words, environment, given, port, gpus=gpus, near_port=near_port)
     process = EngineProcess(
@@ -282,8 +316,10 @@ def _log(launch: ServerLaunch, port: int) -> Path:
     return launch.log_folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{port}.log"
 
 
-def _devices(configuration: Configuration, launch: ServerLaunch, number: int) -> list[str]:
-    """The GPUs of one replica."""
+def _devices(
+    configuration: Configuration, launch: ServerLaunch, first: int, used: int
+) -> list[str]:
+    """The GPUs of one replica, from the `first` of those that are `used` on."""
     knobs = configuration.knobs
     per_replica = (knobs.tensor_parallel_size or 1) * (knobs.pipeline_parallel_size or 1)
     far = configuration.launch is not None and configuration.launch.host is not None
@@ -293,12 +329,12 @@ def _devices(configuration: Configuration, launch: ServerLaunch, number: int) ->
         if launch.gpus is not None
         else listed.split(",")
         if listed
-        else [str(g) for g in range(knobs.gpus)]
+        else [str(g) for g in range(used)]
     )
-    mine = names[number * per_replica : (number + 1) * per_replica]
+    mine = names[first : first + per_replica]
     if len(mine) < per_replica:
         raise BadInput(
-            f"the configuration needs {knobs.gpus} GPUs, {len(names)} are to be used",
+            f"the configuration needs {used} GPUs, {len(names)} are to be used",
             where="hardware",
             fix="lower data_parallel_size or tensor_parallel_size",
         )
@@ -311,4 +347,4 @@ def _gpus(configuration: Configuration) -> tuple[GpuSampler, range] | None:
     if configuration.gpu is None or far:
         return None
     sampler = open_nvml()
-    return None if sampler is None else (sampler, range(configuration.knobs.gpus))
+    return None if sampler is None else (sampler, range(configuration.layout_gpus))

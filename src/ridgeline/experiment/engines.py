@@ -149,8 +149,11 @@ def _check_installed(configuration: Configuration) -> str | None:
     if router is not None and missing_program(router.command, {}) is not None:
         what = f"there is no program {router.command[0]!r}"
         raise BadInput(what, where="launch.router", fix=ROUTER_INSTALL)
-    dialect.arguments(configuration, port=1)  # knobs that this engine does not have
-    return dialect.check(configuration, command)
+    told = []
+    for part in configuration.parts:
+        dialect.arguments(part, port=1)  # knobs that this engine does not have
+        told.append(dialect.check(part, command))
+    return next((why for why in told if why is not None), None)
 
 
 def dialect_of(engine: str) -> "Dialect | None":
@@ -168,9 +171,7 @@ def dialect_of(engine: str) -> "Dialect | None":
 
 def _check_spec(spec: ExperimentSpec) -> None:
     configuration, workload = spec.configuration, spec.workload
-    if configuration.pools and configuration.engine != "twin":
-        raise BadInput("pools are read, and not started by a study yet", where="pools")
-    if configuration.engine == "endpoint" and configuration.url is None:
+    if configuration.engine == "endpoint" and any(p.url is None for p in configuration.parts):
         raise BadInput("an endpoint needs the key 'url'", where="engine")
     if configuration.engine != "twin":
         return

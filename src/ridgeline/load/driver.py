@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from ridgeline.domain.errors import EndpointError
 from ridgeline.domain.records import RecordSink, RunEvent
-from ridgeline.domain.routing import Router
 from ridgeline.domain.rows import ROW_BYTES, RowsBuilder
 from ridgeline.domain.run import STALLED, Warmup, Watch, Window
 from ridgeline.load.check import SelfCheck
@@ -24,6 +23,7 @@ from ridgeline.load.pool import Pool
 from ridgeline.load.request import InFlight
 from ridgeline.load.scheduling import short_slices
 from ridgeline.load.stall import StallWatch
+from ridgeline.load.targets import Targets
 from ridgeline.load.traffic import NOTHING, Launch, traffic_of
 
 SWEEP_NS = 50_000_000
@@ -54,7 +54,7 @@ class Driver:
         self._pools = [
             Pool(self._loop, self._clock, site, limits.connect_ns, self._on_sent) for site in sites
         ]
-        self._router = Router(job.routing, len(sites)) if len(sites) > 1 else None
+        self._targets = Targets(job.routing, len(sites), job.sites_of)
         self._traffic = traffic_of(schedule, share)
         workload = schedule.workload
         self._start_ns = round(workload.warmup_s * 1e9)  # of the window, from zero
@@ -205,8 +205,7 @@ class Driver:
         for request in list(self._in_flight.values()):
             if request.sent_ns is None and self._pools[request.target].forget(request):
                 del self._in_flight[request.index]
-                if self._router is not None:
-                    self._router.ended(request.target)
+                self._targets.ended(request.target)
         self._end_early(at_ns)
 
     def _end_early(self, at_ns: int) -> None:
@@ -238,10 +237,7 @@ class Driver:
             self._start(launch)
 
     def _start(self, launch: Launch, *, send: bool = True) -> None:
-        target = 0
-        if self._router is not None:
-            prefix = launch.planned.prefix
-            target = self._router.choose(prefix[0].key if prefix else None)
+        target = self._targets.choose(launch.planned)
         pool, index = self._pools[target], self._index
         parts = self._make_request(launch.planned, launch.identity, target)
         request = InFlight(index, target, launch, parts, ended=self._ended, again=pool.retry)
@@ -271,13 +267,11 @@ class Driver:
         end_ns, failed = request.end_ns, request.failure is not None
         assert end_ns is not None
         del self._in_flight[request.index]
-        several = self._router is not None
-        if self._router is not None:
-            self._router.ended(request.target)
+        self._targets.ended(request.target)
         kind = request.launch.planned.traffic_class
         name = None if kind is None else self._names[kind]
         rows = self._rows
-        request.write(rows, self._hide, several=several, name=name)
+        request.write(rows, self._hide, several=self._targets.several, name=name)
         if self._looking and not self._opened and request.sent_ns is not None:
             self._meeting.ended((end_ns - request.sent_ns) / 1e9)
         if connection is not None:

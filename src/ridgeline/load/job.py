@@ -28,7 +28,8 @@ class Job:
     """What to drive: a schedule (`share` of it), where to, and within which limits.
 
     With several sites the requests are spread over them by `routing`; several workers each see
-    their own. `hide` is a secret that must not appear in failure details.
+    their own. `sites_of[k]`: those that serve class k alone, () = every class goes to all. `hide`
+    is a secret that must not appear in failure details.
     """
 
     schedule: Schedule
@@ -38,3 +39,4 @@ class Job:
     hide: str | None = None
     share: Share = WHOLE
     routing: str = "round-robin"
+    sites_of: tuple[tuple[int, ...], ...] = ()
