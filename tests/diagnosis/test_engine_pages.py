@@ -126,16 +126,23 @@ def test_a_queue_that_the_gauges_do_not_show_is_read_from_the_histograms() -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "in_flight"), [("healthy-light", 2.02), ("healthy-moderate", 5.78)]
+    ("name", "users", "in_flight"),
+    [
+        ("0.32.0-healthy-light", 2, 2.02),
+        ("0.32.0-healthy-moderate", 8, 5.78),
+        ("0.28.0-healthy-light", 2, 1.72),
+        ("0.28.0-healthy-moderate", 8, 6.39),
+    ],
 )
-def test_a_healthy_server_as_it_was_recorded(name: str, in_flight: float) -> None:
+def test_a_healthy_server_as_it_was_recorded(name: str, users: int, in_flight: float) -> None:
     """Two and eight users of short requests; in flight: all that ended, by their whole time."""
-    seen = _evidence(f"vllm-0.32.0-{name}")
+    seen = _evidence(f"vllm-{name}")
     found = diagnose(seen)
     assert not [f.id for f in found if f.kind in ("limit", "fault")]
     assert found[0].id == "nothing-wrong"
+    assert not seen.several_fronts
     assert seen.running is not None
-    assert seen.running.high <= (2 if name == "healthy-light" else 8)
+    assert seen.running.high <= users
     e2e = seen.histograms.e2e
     assert e2e is not None
     assert (e2e.total or 0) / seen.span_s == pytest.approx(in_flight, abs=0.01)

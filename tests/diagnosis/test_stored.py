@@ -11,6 +11,7 @@ from ridgeline.diagnosis.gathering import Snapshot, gather
 from ridgeline.diagnosis.live import Price
 from ridgeline.diagnosis.ranking import diagnose
 from ridgeline.diagnosis.stored import PrometheusServer, together
+from ridgeline.diagnosis.storedauth import Credentials
 from ridgeline.diagnosis.storedpool import StoredPool
 from ridgeline.load.address import parse_address
 from ridgeline.telemetry.prometheus import parse_metrics
@@ -46,7 +47,7 @@ def test_the_evidence_is_that_of_the_pages(staged: Staged) -> None:
     pages = [Snapshot(at, parse_metrics(text)) for at, text in staged.pages]
     fake = _prometheus(staged, JOB, {"job": "other", "instance": "elsewhere:1"})
     with served(fake) as url:
-        server = PrometheusServer(parse_address(url), {}, '{job="vllm"}')
+        server = PrometheusServer(parse_address(url), Credentials(), '{job="vllm"}')
         seen = server.look(600.0)
     assert [t.name for t in seen.targets] == ["gpu-host-1:8000"]
     (target,) = seen.targets
@@ -60,7 +61,7 @@ def test_the_evidence_is_that_of_the_pages(staged: Staged) -> None:
 
 def test_only_so_far_back_is_looked_at(staged: Staged) -> None:
     with served(_prometheus(staged, JOB)) as url:
-        (target,) = PrometheusServer(parse_address(url), {}).look(5.0).targets
+        (target,) = PrometheusServer(parse_address(url), Credentials()).look(5.0).targets
     assert 4 <= target.pages[-1][0] - target.pages[0][0] + 1 <= 5.5
 
 
@@ -70,7 +71,7 @@ def test_replicas_scraped_at_other_times_stand_side_by_side(staged: Staged) -> N
     for at, text in staged.pages[::2]:  # half as often, and 0.3 s beside
         fake.scraped(text, NOW - last + at + 0.3, {"job": "vllm", "instance": "gpu-host-2:8000"})
     with served(fake) as url:
-        seen = PrometheusServer(parse_address(url), {}).look(600.0)
+        seen = PrometheusServer(parse_address(url), Credentials()).look(600.0)
     both, one = gather(together(seen.targets)), gather(seen.targets[0].snapshots())
     assert both.replicas == 2
     assert both.running is not None
@@ -84,8 +85,10 @@ def test_gpu_counters_are_those_of_the_engines_hosts(staged: Staged) -> None:
     for host, util in (("gpu-host-1", "100"), ("gpu-host-9", "3")):
         fake.scraped(GPU.replace("100", util), NOW - 2, {"job": "dcgm", "instance": f"{host}:9400"})
     with served(fake) as url:
-        seen = PrometheusServer(parse_address(url), {}).look(600.0)
-        other = PrometheusServer(parse_address(url), {}, None, '{instance="gpu-host-9:9400"}')
+        seen = PrometheusServer(parse_address(url), Credentials()).look(600.0)
+        other = PrometheusServer(
+            parse_address(url), Credentials(), None, '{instance="gpu-host-9:9400"}'
+        )
         asked = other.look(600.0)
     page, chosen = seen.gpu_page(), asked.gpu_page()
     assert page is not None
@@ -99,14 +102,14 @@ def test_gpus_of_other_hosts_are_named_and_not_taken(staged: Staged) -> None:
     fake = _prometheus(staged, JOB)
     fake.scraped(GPU, NOW - 2, {"job": "dcgm", "instance": "far-away:9400"})
     with served(fake) as url:
-        seen = PrometheusServer(parse_address(url), {}).look(600.0)
+        seen = PrometheusServer(parse_address(url), Credentials()).look(600.0)
     assert (seen.gpu_page(), seen.elsewhere) == (None, ("far-away",))
 
 
 def test_a_secret_in_a_label_is_masked(staged: Staged) -> None:
     key = "sk-" + "a1B2" * 8
     with served(_prometheus(staged, {**JOB, "api_key": "hunter2-hunter2", "team": key})) as url:
-        (target,) = PrometheusServer(parse_address(url), {}).look(600.0).targets
+        (target,) = PrometheusServer(parse_address(url), Credentials()).look(600.0).targets
     assert key not in repr(target)
     assert "hunter2" not in repr(target)
 
@@ -118,7 +121,7 @@ def test_watch_sees_targets_and_those_that_are_down(staged: Staged) -> None:
     fake.scraped(GPU, NOW - 2, {"job": "dcgm", "instance": "gpu-host-1:9400"})
     with (
         served(fake) as url,
-        StoredPool(PrometheusServer(parse_address(url), {}), period_s=5, known=Known(),
+        StoredPool(PrometheusServer(parse_address(url), Credentials()), period_s=5, known=Known(),
                    price=Price(4.0), slo=None) as pool,
     ):  # fmt: skip
         gone, here = pool.now()

@@ -6,6 +6,7 @@ of time that ends at `time`), and knows no function but time().
 
 import json
 import re
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -70,11 +71,16 @@ def _good(kind: str, result: Sequence[Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def served(fake: FakePrometheus) -> Iterator[str]:
-    """Its base URL."""
+def served(
+    fake: FakePrometheus, wanted: str | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
+    """Its base URL. wanted: the Authorization header without which it answers 401."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if wanted is not None and self.headers.get("Authorization") != wanted:
+                self.send_error(401)
+                return
             parts = urlsplit(self.path)
             known = parts.path == "/api/v1/query"
             body = fake.answer(parse_qs(parts.query)["query"][0]) if known else {}
@@ -89,5 +95,5 @@ def served(fake: FakePrometheus) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
-    with serving(Handler) as url:
+    with serving(Handler, tls) as url:
         yield url

@@ -40,6 +40,8 @@ def doctor(
         ),
     ] = None,
     prometheus: sourceoptions.Prometheus = None,
+    prometheus_token_file: sourceoptions.TokenFile = None,
+    prometheus_user_file: sourceoptions.UserFile = None,
     match: sourceoptions.Match = None,
     gpu_match: sourceoptions.GpuMatch = None,
     seconds: Annotated[
@@ -89,7 +91,10 @@ def doctor(
     Reads /metrics about once a second and adds no traffic, unless --probe is given. vLLM from 0.9
     on; SGLang, TensorRT-LLM, llama.cpp and TGI as far as they tell.
     """
-    _check_source(urls, saved, prometheus, match or gpu_match)
+    _check_source(urls, saved, prometheus)
+    sourceoptions.check_prometheus_options(
+        prometheus, match or gpu_match, prometheus_token_file or prometheus_user_file
+    )
     if saved and (probe or save):
         raise BadInput("--probe and --save need a running server", where="--from")
     if prometheus and (probe or gpu_metrics):
@@ -110,7 +115,12 @@ def doctor(
     if prometheus:
         from ridgeline.cli.prometheusoptions import evidence_of, source  # noqa: PLC0415
 
-        evidence, urls = evidence_of(source(prometheus, match, gpu_match), seconds, known, save)
+        evidence, urls = evidence_of(
+            source(prometheus, match, gpu_match, prometheus_token_file, prometheus_user_file),
+            seconds,
+            known,
+            save,
+        )
         trouble = None
     else:
         evidence, trouble = (
@@ -164,16 +174,12 @@ def _drift(evidence: "Evidence", tuned: "Tuned", *, gains: bool) -> "tuple[Findi
     return () if found is None else (found,)
 
 
-def _check_source(
-    urls: list[str] | None, saved: list[Path] | None, prometheus: str | None, match: str | None
-) -> None:
+def _check_source(urls: list[str] | None, saved: list[Path] | None, prometheus: str | None) -> None:
     """Raises BadInput unless there is just one source."""
     if sum(map(bool, (urls, saved, prometheus))) != 1:
         raise BadInput(
             "give the URL of a running server, or saved pages with --from FILE, or --prometheus URL"
         )
-    if match and not prometheus:
-        raise BadInput("needs --prometheus URL", where="--match and --gpu-match")
 
 
 def _made(folder: Path) -> None:
@@ -283,6 +289,7 @@ def _from_servers(
     with _working(f"looking at {', '.join(a.url for a in addresses)} for {seconds:g} s"):
         seen = watch(addresses, headers, seconds, gpu=reader)
     known = learn(known, {"max_model_len": _length(addresses[0], headers)}, "/v1/models")
+    known = learn(known, {"api_servers": seen.api_servers}, "its processes")
     evidence = gather(seen.snapshots, known, seen.gpu_pages)
     evidence = replace(
         evidence,
@@ -291,6 +298,7 @@ def _from_servers(
         unread=seen.unread,
         sick=seen.sick,
         closed=seen.closed,
+        host_idle=seen.host_idle,
         cores={**evidence.cores, **seen.cores},
     )
     if save is not None:

@@ -11,12 +11,22 @@ if TYPE_CHECKING:
     from ridgeline.diagnosis.stored import PrometheusServer, Stored
 
 
-def source(url: str, match: str | None, gpu_match: str | None) -> "PrometheusServer":
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def source(
+    url: str, match: str | None, gpu_match: str | None, token_file: Path | None,
+    user_file: Path | None,
+) -> "PrometheusServer":  # fmt: skip
     """The server of --prometheus. Raises BadInput."""
     from ridgeline.diagnosis.stored import PrometheusServer  # noqa: PLC0415
+    from ridgeline.diagnosis.storedauth import credentials  # noqa: PLC0415
     from ridgeline.load.address import parse_address  # noqa: PLC0415
 
-    return PrometheusServer(parse_address(url), {}, match, gpu_match)
+    address, found = parse_address(url), credentials(token_file, user_file)
+    if found and address.scheme == "http" and address.host not in LOOPBACK:
+        say(f"{address.url}: what it is told for authentication can be read on the way; use https")
+    return PrometheusServer(address, found, match, gpu_match)
 
 
 def evidence_of(

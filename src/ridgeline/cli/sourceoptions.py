@@ -5,9 +5,25 @@ from typing import Annotated
 
 import typer
 
+from ridgeline.domain.errors import BadInput
+
 Prometheus = Annotated[
     str | None,
     typer.Option(metavar="URL", help="A Prometheus that scrapes the engines, instead of URLs."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prometheus-token-file",
+        metavar="FILE",
+        help="Its bearer token [$RIDGELINE_PROMETHEUS_TOKEN].",
+    ),
+]
+UserFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prometheus-user-file", metavar="FILE", help="USER:PASSWORD, where it wants those."
+    ),
 ]
 Match = Annotated[
     str | None,
@@ -25,3 +41,15 @@ Winner = Annotated[
         metavar="PATH", help="A winner.yaml or a past study: has the traffic left it since?"
     ),
 ]
+
+
+def check_prometheus_options(
+    prometheus: str | None, selector: str | None, credentials: Path | None
+) -> None:
+    """Raises BadInput for options of a Prometheus without one."""
+    if selector and not prometheus:
+        raise BadInput("needs --prometheus URL", where="--match and --gpu-match")
+    if credentials and not prometheus:
+        raise BadInput(
+            "needs --prometheus URL", where="--prometheus-token-file and --prometheus-user-file"
+        )

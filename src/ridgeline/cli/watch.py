@@ -9,6 +9,7 @@ import typer
 
 from ridgeline.cli import sourceoptions
 from ridgeline.cli.output import console, ensure_folder_target, say
+from ridgeline.cli.sourceoptions import check_prometheus_options
 from ridgeline.cli.watchpage import first_said, line, table
 from ridgeline.cli.watchstate import State
 from ridgeline.domain.errors import BadInput
@@ -20,6 +21,8 @@ def watch(
     ] = None,
     *,
     prometheus: sourceoptions.Prometheus = None,
+    prometheus_token_file: sourceoptions.TokenFile = None,
+    prometheus_user_file: sourceoptions.UserFile = None,
     match: sourceoptions.Match = None,
     gpu_match: sourceoptions.GpuMatch = None,
     gpu_metrics: Annotated[
@@ -73,8 +76,9 @@ def watch(
         raise BadInput(
             "give the URLs of running servers, or --prometheus URL, or --write-rules DIR"
         )
-    if (match or gpu_match) and not prometheus:
-        raise BadInput("needs --prometheus URL", where="--match and --gpu-match")
+    check_prometheus_options(
+        prometheus, match or gpu_match, prometheus_token_file or prometheus_user_file
+    )
     if record is not None:
         ensure_folder_target(record)
     from ridgeline.cli.doctor import known_from  # noqa: PLC0415
@@ -99,8 +103,10 @@ def watch(
             gpu_addresses=[parse_address(u.removesuffix("/metrics")) for u in gpu_metrics or []],
         )
         if prometheus is None
-        else StoredPool(source(prometheus, match, gpu_match), period_s=interval, known=known,
-                        price=price, slo=limits)
+        else StoredPool(
+            source(prometheus, match, gpu_match, prometheus_token_file, prometheus_user_file),
+            period_s=interval, known=known, price=price, slo=limits,
+        )
     )  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(pool)

@@ -108,8 +108,7 @@ class Account:
     def _counted_steps(self) -> float | None:
         """The counter of steps, where each is counted once: one API server."""
         e = self.evidence
-        servers = e.known.api_servers or (1 if e.replicas == 1 else None)
-        return e.steps if servers == 1 else None
+        return e.steps if e.api_servers == 1 else None
 
     @cached_property
     def steps(self) -> float | None:

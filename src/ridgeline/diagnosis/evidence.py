@@ -190,6 +190,7 @@ class Evidence:
     requests ended well, `aborted` were given up, `failed` ended in an error. Of `servers` asked,
     `unread` told no page to the end and the /health of `sick` says 500 or more.
     mixed: the readings are of several servers in turn. stood_still_s: the longest of its engines'.
+    several_fronts: the page is one that several API servers share. host_idle: of the host's CPU.
     rates_known: two readings or more, at known times. aliases: present name -> older one found.
     transferred: bytes that KV connectors brought. cores: role -> CPU cores taken.
     """
@@ -227,6 +228,8 @@ class Evidence:
     lost: int = 0
     stood_still_s: float = 0.0
     mixed: bool = False
+    several_fronts: bool = False
+    host_idle: float | None = None
     unread: tuple[str, ...] = ()
     sick: tuple[str, ...] = ()
     closed: Mapping[str, str] = field(default_factory=dict)
@@ -258,6 +261,16 @@ class Evidence:
             for g in self.engines
         ]
         return Lagged(sum(r for r, _ in rows), sum(w for _, w in rows))
+
+    @property
+    def api_servers(self) -> int | None:
+        """How many API servers share the page; None where that is not told.
+
+        One, unless the configuration or the page says otherwise: as vLLM starts one engine.
+        """
+        if self.known.api_servers is not None:
+            return self.known.api_servers
+        return None if self.several_fronts or self.replicas > 1 else 1
 
     @property
     def replicas(self) -> int:

@@ -68,6 +68,7 @@ def gather(
         kv_use=reading.level("vllm:kv_cache_usage_perc", mean=True), lora=_lora(pages[-1]),
         histograms=reading.histograms(), health=health, lost=lost, restarts=reading.restarts,
         mixed=reading.mixed, aliases=renamed(raw[-1]),
+        several_fronts=server == "vllm" and _shared(raw[-1]),
         gpus=gpus_of(gpu_pages), gpu_page=bool(gpu_pages),
     )  # fmt: skip
     if len(pages) < 2 or reading.mixed:
@@ -75,6 +76,15 @@ def gather(
     evidence = with_stillness(evidence, _still_s(pages, times))
     evidence = replace(evidence, **reading.counts(), cores=_cores(reading, span))
     return without_lag(evidence, [reading.counter_of(g.name) for g in evidence.engines])
+
+
+def _shared(page: Scrape) -> bool:
+    """Whether it is the page of several processes: it has their requests, and no process's figures.
+
+    With several API servers vLLM shows what they have written into a folder, without any `process_`
+    metric. A page that was cut down to the engine's own does not tell.
+    """
+    return bool(page.series(HTTP)) and not (page.series(_CPU) or page.series(STARTED))
 
 
 _BY_REASON = "vllm:num_requests_waiting_by_reason"
@@ -106,12 +116,13 @@ _TRANSFERRED = ("vllm:nixl_bytes_transferred_sum", "vllm:nixl_bytes_transferred_
                 "vllm:mooncake_bytes_transferred_sum")  # fmt: skip
 _LORA = "vllm:lora_requests_info"
 _CPU = "process_cpu_seconds_total"
+HTTP = "http_requests_total"
 
 
 # All that is read of a page, as beginnings of wire names: for readers that skip the rest.
 WANTED = (
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
-    "vllm:cache_config", _LORA, _DONE, _SOURCES, *_TRANSFERRED, _CPU, STARTED,
+    "vllm:cache_config", _LORA, _DONE, _SOURCES, *_TRANSFERRED, _CPU, STARTED, HTTP,
     *_COUNTS.values(), *_HISTOGRAMS.values(),
     *(old for olds in OLD_NAMES.values() for old in olds),
     *(prefix for prefix in PREFIXES if prefix != "vllm:"),
@@ -270,9 +281,17 @@ def _still_s(pages: Sequence[Scrape], times: Sequence[float | None]) -> Mapping[
 
 
 def _cores(reading: _Reading, span: float) -> Mapping[str, float]:
-    """Cores of the process that shows the page (the API server, where there is one)."""
-    used = reading.count(_CPU)
-    return {} if used is None or not span else {"api server": used / span}
+    """Cores of the process that shows the page (the API server, where there is one).
+
+    Of several servers the busiest one's: each has an event loop of its own.
+    """
+    servers = {s.labels.get("target") for s in reading.pages[-1].series(_CPU)}
+    used = [u for server in servers if (u := reading.count(_CPU, _of_target(server))) is not None]
+    return {} if not used or not span else {"api server": max(used) / span}
+
+
+def _of_target(target: str | None) -> Callable[[Series], bool]:
+    return lambda series: series.labels.get("target") == target
 
 
 def _lora(page: Scrape) -> LoraSlots | None:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from ridgeline.diagnosis.gathering import WANTED, Snapshot
+from ridgeline.diagnosis.gathering import HTTP, WANTED, Snapshot
 from ridgeline.diagnosis.saved import label_masked
+from ridgeline.diagnosis.storedauth import Credentials
 from ridgeline.domain.errors import BadInput, EndpointError
 from ridgeline.load.address import Address
 from ridgeline.telemetry.dialects import PREFIXES
@@ -24,7 +25,8 @@ from ridgeline.telemetry.prometheus import Scrape, Series, merged
 LOOK_BACK_S = 300.0  # twenty readings at the usual 15 s
 TIMEOUT_S = 30.0
 MOST_BYTES = 128 << 20
-_BESIDE = ("process_cpu_seconds_total", "process_start_time_seconds", "up")
+DENIED = (401, 403)
+_BESIDE = ("process_cpu_seconds_total", "process_start_time_seconds", HTTP, "up")
 _ENGINE = tuple(n for n in WANTED if any(n.startswith(p) for p in PREFIXES))
 _ADDED = ("__name__", "job", "instance", "target")  # labels that are not the page's own
 _SELECTOR = re.compile(r"^\{(.*)\}$", re.DOTALL)
@@ -105,11 +107,11 @@ class PrometheusServer:
     """The HTTP API of one Prometheus. match, gpu_match: selectors like {job="vllm"}."""
 
     def __init__(
-        self, address: Address, headers: Mapping[str, str], match: str | None = None,
+        self, address: Address, credentials: Credentials, match: str | None = None,
         gpu_match: str | None = None,
     ) -> None:  # fmt: skip
         self.address = address
-        self._headers = dict(headers)
+        self._credentials = credentials
         self._match = _inside(match, "--match")
         self._gpu_match = None if gpu_match is None else _inside(gpu_match, "--gpu-match")
         self._said = match
@@ -165,7 +167,9 @@ class PrometheusServer:
     def _ask(self, query: str, at_s: float | None) -> dict[str, Any]:
         words = {"query": query} if at_s is None else {"query": query, "time": f"{at_s:.3f}"}
         path = f"/api/v1/query?{urlencode(words)}"
-        status, _, body = self.address.get(path, self._headers, TIMEOUT_S, MOST_BYTES)
+        status, _, body = self.address.get(path, self._credentials.headers, TIMEOUT_S, MOST_BYTES)
+        if status in DENIED:
+            raise self._denied(status)
         if len(body) >= MOST_BYTES:
             raise BadInput(
                 "answers with more than 128 MiB", where=self.address.url,
@@ -173,18 +177,31 @@ class PrometheusServer:
             )  # fmt: skip
         try:
             reply = json.loads(body)
-            told = reply["status"]
+            succeeded = reply["status"] == "success"
             data: dict[str, Any] = reply.get("data") or {}
         except (ValueError, KeyError, TypeError, AttributeError):
             raise EndpointError(
                 f"is no Prometheus (HTTP {status} for its query API)", where=self.address.url,
                 fix="give the base URL of a Prometheus, such as http://127.0.0.1:9090",
             ) from None  # fmt: skip
-        if told != "success":
-            why = str(reply.get("error", "no reason given")).splitlines()[0]
+        if not succeeded:
+            told = self._credentials.masked(str(reply.get("error") or "no reason given"))
+            why = told.splitlines()[0]
             raise BadInput(f"refuses the query ({why})", where=self.address.url,
                            fix="check --match and --gpu-match")  # fmt: skip
         return data
+
+    def _denied(self, status: int) -> BadInput:
+        if not self._credentials:
+            return BadInput(
+                f"wants authentication (HTTP {status})", where=self.address.url,
+                fix="give --prometheus-token-file, --prometheus-user-file or"
+                " RIDGELINE_PROMETHEUS_TOKEN",
+            )  # fmt: skip
+        return BadInput(
+            f"refuses the token or password that it was given (HTTP {status})",
+            where=self.address.url, fix="check it, and what it is allowed to read",
+        )  # fmt: skip
 
 
 def together(targets: Sequence[Target]) -> list[Snapshot]:

@@ -8,7 +8,7 @@ from ridgeline.diagnosis.gathering import Snapshot
 from ridgeline.diagnosis.saved import parsed, stamped
 from ridgeline.domain.errors import BadInput, EndpointError
 from ridgeline.load.address import Address
-from ridgeline.telemetry.host import RoleClock, listener
+from ridgeline.telemetry.host import RoleClock, listener, whole_server
 from ridgeline.telemetry.prometheus import Scrape, merged
 
 PAGES = ("/metrics", "/prometheus/metrics")  # the second is TensorRT-LLM's
@@ -24,6 +24,8 @@ class Watched:
 
     unread: servers whose pages were not had, most of the time or at the end. sick: those whose
     /health says SICK or more. closed: those to which no connection can be made, and why.
+    api_servers: processes of a server on this machine; host_idle: the share of this machine's CPU
+    time in which nothing ran.
     """
 
     snapshots: list[Snapshot] = field(default_factory=list)
@@ -33,6 +35,8 @@ class Watched:
     trouble: str | None = None
     unread: tuple[str, ...] = ()
     sick: tuple[str, ...] = ()
+    api_servers: int | None = None
+    host_idle: float | None = None
     closed: dict[str, str] = field(default_factory=dict)
 
 
@@ -101,6 +105,7 @@ def watch(
             break  # nobody is there
     if clock is not None:
         found.cores = clock.cores()
+        found.api_servers, found.host_idle = clock.api_servers, clock.host_idle
     _put_together(servers, rows, found)
     if not any(any(row.pages) for row in rows):
         found.closed = _closed(addresses)
@@ -172,4 +177,4 @@ def _clock_of(addresses: Sequence[Address]) -> RoleClock | None:
     if len(addresses) != 1 or addresses[0].host not in ("127.0.0.1", "localhost", "::1"):
         return None
     pid = listener(addresses[0].port)
-    return None if pid is None else RoleClock(pid)
+    return None if pid is None else RoleClock(whole_server(pid))

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 KEY_VARIABLES = ("RIDGELINE_API_KEY", "OPENAI_API_KEY")
+PROMETHEUS_TOKEN = "RIDGELINE_PROMETHEUS_TOKEN"  # noqa: S105 - its name
 MASK = "***"
 SHORTEST = 4  # what is shorter is found in ordinary words; no service gives out such keys
 
@@ -102,7 +103,7 @@ def mask(text: str, environment: Mapping[str, str] | None = None) -> str:
     """
     if environment is None:
         environment = os.environ
-    for name in KEY_VARIABLES:
+    for name in (*KEY_VARIABLES, PROMETHEUS_TOKEN):
         key = environment.get(name, "").strip()
         if not key:
             continue

@@ -106,6 +106,21 @@ def listener(port: int) -> int | None:
     )
 
 
+def whole_server(pid: int) -> int:
+    """The process that started all of a server, of one that listens for it.
+
+    Of several API servers that share a port any may be the one that is found to listen.
+    """
+    import psutil  # noqa: PLC0415
+
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        parent = process.parent()
+        if parent is not None and "APIServer_" in " ".join([process.name(), *process.cmdline()]):
+            return int(parent.pid)
+    return pid
+
+
 class RoleClock:
     """CPU of a running server's processes by role, in cores: of the busiest one of each role.
 
@@ -118,11 +133,16 @@ class RoleClock:
         self._first: dict[int, tuple[float, float]] = {}
         self._last: dict[int, tuple[float, float]] = {}
         self._roles: dict[int, str] = {}
+        self._words: dict[int, str] = {}
+        self._host_first = self._host_last = (0.0, 0.0)
 
     def look(self) -> None:
         """Take the processes' times; called at the beginning, now and then, and at the end."""
         import psutil  # noqa: PLC0415
 
+        self._host_last = _host_times()
+        if not self._first:
+            self._host_first = self._host_last
         with contextlib.suppress(psutil.Error):
             server = psutil.Process(self._pid)
             for process in (server, *server.children(recursive=True)):
@@ -135,6 +155,7 @@ class RoleClock:
                         words = [process.name(), *process.cmdline()]
                         direct = process.pid == self._pid
                         self._roles[process.pid] = role_of(words, direct=direct)
+                        self._words[process.pid] = " ".join(words)
 
     def cores(self) -> dict[str, float]:
         """Cores by role, between the first look and the last."""
@@ -145,3 +166,28 @@ class RoleClock:
                 role = self._roles.get(pid, "other")
                 found[role] = max(found.get(role, 0.0), (total - used) / (ended - begun))
         return found if "engine core" in found else {}
+
+    @property
+    def api_servers(self) -> int | None:
+        """How many API servers there are. Several are called so; one alone is the server itself."""
+        if "engine core" not in self._roles.values():
+            return None
+        return max(1, sum("APIServer" in words for words in self._words.values()))
+
+    @property
+    def host_idle(self) -> float | None:
+        """Share of all the host's CPU time in which nothing ran, between the first look and the
+        last."""
+        if self._host_last[1] <= self._host_first[1]:
+            return None
+        idle, total = (b - a for a, b in zip(self._host_first, self._host_last, strict=True))
+        return idle / total
+
+
+def _host_times() -> tuple[float, float]:
+    """(idle, all) CPU seconds of the host since it was started."""
+    import psutil  # noqa: PLC0415
+
+    times = psutil.cpu_times()
+    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # in user as well
+    return times.idle + getattr(times, "iowait", 0.0), sum(times) - guests

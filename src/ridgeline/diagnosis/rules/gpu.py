@@ -5,7 +5,7 @@ from math import isfinite
 
 from ridgeline.diagnosis.account import WAITS, Account
 from ridgeline.diagnosis.evidence import Evidence
-from ridgeline.diagnosis.finding import Fact, Finding, Try, Wont
+from ridgeline.diagnosis.finding import Confidence, Fact, Finding, Try, Wont
 from ridgeline.diagnosis.wording import ANSWERS, kv_facts, ms, queue_facts
 
 # Of the roofline, and of the time that the memory or the tensor cores are active: good kernels
@@ -119,6 +119,20 @@ def nothing_wrong(e: Evidence) -> Iterable[Finding]:
             low, high = ends
             where = f"between {ms(low)} and {ms(high)}" if isfinite(high) else f"above {ms(low)}"
             facts.append(Fact(f"{name}_p95_s", high, f"p95 {words} {where}", "s", low, high))
+    if _fronts_unknown(e):
+        facts.append(Fact("api_servers", "not told", "several API servers share this page: how many"
+                          " there are, the CPU of each and how long the engines idle is not told"
+                          " (their number: --log or --study)"))  # fmt: skip
     at = "" if share is None else f": you are at {share:.0%} of the bound"
     yield Finding("nothing-wrong", f"nothing wrong{at}", "fine", share or 0.0, "", tuple(facts),
-                  "medium" if share is None else "high")  # fmt: skip
+                  _sure(e, share))  # fmt: skip
+
+
+def _fronts_unknown(e: Evidence) -> bool:
+    return e.several_fronts and e.known.api_servers is None
+
+
+def _sure(e: Evidence, share_of_bound: float | None) -> Confidence:
+    if _fronts_unknown(e):
+        return "low"
+    return "medium" if share_of_bound is None else "high"

@@ -13,6 +13,7 @@ GRAPH_SHARE = 0.15  # the same, where steps above the graphs explain it
 BUSY = 0.5  # share of the time at work from which a slow step is what requests feel
 LAUNCHED = 4.0  # a step without a graph takes about so many times one with (H200, 4 B model)
 CORE_FULL, API_FULL = 0.9, 0.8  # cores of one Python process: from here on it is the limit
+NO_CPU_LEFT, STARVED_SHARE = 0.05, 0.3  # of the host's CPU time; of a request's
 FRONT_SHARE, FRONT_LEAST_S = 0.10, 0.02  # of a request's time, between client side and engine
 
 
@@ -163,15 +164,22 @@ def front_end(e: Evidence, account: Account) -> tuple[float, list[Fact]] | None:
     full = cores is not None and cores >= API_FULL
     slow = front is not None and share is not None and (
         front >= FRONT_LEAST_S and share >= FRONT_SHARE)  # fmt: skip
+    starved = _starved(e, share)
     engine_full = (e.cores.get("engine core") or 0.0) >= CORE_FULL
     if front is None and not full:
         return None
-    if front is not None and not (slow and (full or cores is None or engine_full)):
+    if front is not None and not (slow and (full or cores is None or engine_full or starved)):
         return None  # a loop that is busy and delays nobody is no limit
     facts = []
     if cores is not None:
-        facts.append(Fact("api_server_cores", cores, f"the API server takes {cores:.2f} cores; its"
-                          " event loop has one"))  # fmt: skip
+        n = e.api_servers
+        who = "the API server takes" if n == 1 else (
+            f"the busiest of {'several' if n is None else n} API servers takes")  # fmt: skip
+        facts.append(Fact("api_server_cores", cores, f"{who} {cores:.2f} cores; its event loop has"
+                          " one"))  # fmt: skip
+    if starved and e.host_idle is not None:
+        facts.append(Fact("host_idle", e.host_idle, f"the host's CPUs are idle {e.host_idle:.0%} of"
+                          " the time: the API server waits for one"))  # fmt: skip
     if front is not None and share is not None:
         facts.append(Fact("front_end_s", front, f"a request spends {ms(front)} ({share:.0%}) in"
                           " neither queue, prefill nor decode", "s"))  # fmt: skip
@@ -182,6 +190,12 @@ def front_end(e: Evidence, account: Account) -> tuple[float, list[Fact]] | None:
     return max(share or 0.0, min(1.0, cores) if full and cores is not None else 0.0), facts
 
 
+def _starved(e: Evidence, share: float | None) -> bool:
+    """Whether the API server holds requests for long because the host has no CPU for it."""
+    return (e.host_idle is not None and e.host_idle < NO_CPU_LEFT
+            and share is not None and share >= STARVED_SHARE)  # fmt: skip
+
+
 def api_server(e: Evidence) -> Iterable[Finding]:
     """The API server's event loop is full, or holds requests for a good part of their time."""
     account = Account(e)
@@ -189,7 +203,7 @@ def api_server(e: Evidence) -> Iterable[Finding]:
     if found is None:
         return
     share, facts = found
-    servers = e.known.api_servers or 1
+    servers = e.api_servers
     sure: Confidence = "high" if (e.cores.get("api server") or 0.0) >= API_FULL else "medium"
     yield Finding(
         "api-server-cpu", "CPU-bound front end" + (
@@ -205,7 +219,10 @@ def api_server(e: Evidence) -> Iterable[Finding]:
     )  # fmt: skip
 
 
-def _more_servers(e: Evidence, servers: int) -> Try:
+def _more_servers(e: Evidence, servers: int | None) -> Try:
+    if servers is None:
+        return Try("api_server_count", "twice what it is", None,
+                   why_no_gain="how many there are is not told: give --study or --log")  # fmt: skip
     value = str(2 * servers)
     if e.replicas == 1:  # of the twin's servers one engine uses one
         return Try("api_server_count", value, None,
