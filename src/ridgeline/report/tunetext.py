@@ -9,7 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline.report import numbers
+from ridgeline.report.fronttext import FRONT_TITLE, front_head, front_notes, front_rows
 from ridgeline.report.quality import figure
+from ridgeline.report.tunewords import NO_FIGURE, STATES, has_targets
 from ridgeline.tuning.objective import UNITS
 from ridgeline.tuning.outcome import (
     NOT_SOAKED,
@@ -25,12 +27,7 @@ from ridgeline.tuning.quality_stats import Figure
 from ridgeline.tuning.saying import missed_words
 
 PER_USD = UNITS["cost"]
-NO_FIGURE = "–"
 SHORT = 90  # characters of a reason on the terminal
-STATES = {
-    "feasible": "✓ meets the targets", "unsure": "? may meet them", "infeasible": "✗ misses them",
-    "void": "⊘ void", "crashed": "✗ crashed", "refused": "✗ not started",
-}  # fmt: skip
 
 
 def tune_console(result: TuneResult) -> RenderableType:
@@ -47,6 +44,11 @@ def tune_console(result: TuneResult) -> RenderableType:
         ended = f"{result.duel.rounds} rounds; ended: {result.duel.ended}. {DUEL_LEGEND}"
         parts.append(Text(ended, style="dim"))
     parts += [Text(soak_words(one)) for one in result.soak]
+    if len(result.front) > 1:
+        shown = [row for row, p in zip(front_rows(result), result.front, strict=True)
+                 if p.on or p.near]  # fmt: skip
+        parts.append(_table(FRONT_TITLE, front_head(), shown))
+        parts += [Text(note, style="dim") for note in front_notes(result)]
     if result.judged:
         parts.append(Text(f"\n{JUDGED_TITLE}", style="bold"))
         parts += [Text(line) for line in judged_lines(result)]
@@ -85,6 +87,9 @@ def sections(result: TuneResult) -> list[Section]:
     if result.judged:
         found.append(Section("quality", JUDGED_TITLE, JUDGED_HEAD, judged_rows(result),
                              (JUDGED_LEGEND,)))  # fmt: skip
+    if result.front:
+        found.append(Section("front", FRONT_TITLE, front_head(), front_rows(result),
+                             front_notes(result)))  # fmt: skip
     if result.ablation:
         rows = ablation_rows(result.ablation)
         found.append(Section("bought", "What each knob bought", ABLATION_HEAD, rows))
@@ -368,12 +373,6 @@ def _span(ratio: float, low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return change(ratio)
     return f"{change(ratio)} ({change(low)} to {change(high)})"
-
-
-def has_targets(result: TuneResult) -> bool:
-    """Whether the study set any: without them nothing is met or missed."""
-    sides = any(side.limits for side in (result.winner, result.baseline))
-    return sides or any(trial.limits for trial in result.trials)
 
 
 def meets_words(result: TuneResult, meets: bool | None) -> str:

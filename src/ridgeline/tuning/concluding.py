@@ -8,6 +8,7 @@ from ridgeline.domain.slo import parse_slo
 from ridgeline.domain.summary import Summary
 from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.tuning.budgeting import spent_s
+from ridgeline.tuning.front import front_of
 from ridgeline.tuning.journal import Told
 from ridgeline.tuning.measuring import TRIALS
 from ridgeline.tuning.objective import UNITS, judge, nearest_miss, value_of
@@ -60,6 +61,7 @@ def conclude(
         notes=(*told.notes, *notes),
         nearest_miss=_nearest(told, found),
         recommended=found.recommended,
+        front=front_of(session, found),
     )
 
 

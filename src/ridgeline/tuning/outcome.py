@@ -191,13 +191,58 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure with its 95 % interval; without one the point stands for it."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def least(self) -> float:
+        """The lower end."""
+        return self.value if self.low is None else self.low
+
+    @property
+    def most(self) -> float:
+        """The upper end."""
+        return self.value if self.high is None else self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A measured configuration that meets the targets ("feasible") or may meet them ("unsure").
+
+    by: "duel" or "trial" (`number`). tokens: output tokens/s per GPU; ttft, itl: p95 in ms. on:
+    fronts ("ttft", "itl") on which it lies, no other being better in both; near: those on which
+    none is better in both by whole intervals.
+    """
+
+    words: str
+    change: Mapping[str, Any]
+    state: str
+    by: str
+    runs: int
+    tokens: Spread
+    ttft: Spread | None
+    itl: Spread | None
+    number: int | None = None
+    on: tuple[str, ...] = ()
+    near: tuple[str, ...] = ()
+
+    def latency(self, axis: str) -> Spread | None:
+        """The latency of a front, by its name."""
+        return self.ttft if axis == "ttft" else self.itl
+
+
+@dataclass(frozen=True, slots=True)
 class TuneResult:
     """All of it. `verdict` is the answer in one sentence; `clear`: the duel decided it.
     recommended False: no configuration is, not even the baseline that stands as the winner.
 
     source: "twin" or "measured". goal: what was made larger, in `unit`. ended: why the search
     stopped. envelope_by: what the envelope compares with. judged: candidates that are not exact;
-    quality: why there are none.
+    quality: why there are none. front: what was measured inside the targets.
     """
 
     study: str
@@ -222,6 +267,7 @@ class TuneResult:
     notes: tuple[str, ...] = ()
     nearest_miss: str | None = None
     recommended: bool = True
+    front: tuple[Point, ...] = ()
     schema: int = SCHEMA
 
 

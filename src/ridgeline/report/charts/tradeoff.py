@@ -129,13 +129,14 @@ def _view(report: StudyReport, points: list[_Point], label: str, limit_ms: float
         "annotations": [],
     }
     if limit_ms:
-        _forbid(layout, limit_ms, high, log, label)
+        forbid(layout, limit_ms, high, log, label)
     labels = tuple(Label(math.log10(p.x_ms) if log else p.x_ms, p.y, p.row.name,
                          looks[p.row.name].colour) for p in points)  # fmt: skip
     return View(_title(report, points, edge, label), data, layout, labels)
 
 
-def _forbid(layout: Json, limit_ms: float, high: float, log: bool, label: str) -> None:
+def forbid(layout: Json, limit_ms: float, high: float, log: bool, label: str) -> None:
+    """Shade what lies beyond a limit and say so."""
     # Shapes on a log axis take data values, annotations take their logarithm.
     layout["shapes"].append({
         "type": "rect", "xref": "x", "yref": "paper", "x0": limit_ms, "x1": high,

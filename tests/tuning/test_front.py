@@ -1,0 +1,54 @@
+"""The front of throughput against latency: who is a point, who is on it, who is near."""
+
+from pathlib import Path
+
+from ridgeline.report.charts import build_charts
+from ridgeline.report.fronttext import front_notes, front_rows
+from ridgeline.report.load import load_report
+from ridgeline.tuning.concluding import conclude
+from ridgeline.tuning.front import with_fronts
+from ridgeline.tuning.outcome import Point, Spread, read_result, write_result
+from ridgeline.tuning.trial import Candidate
+from support.tunedengine import Listed, TunedEngine, session, setting
+
+
+def point(words: str, tokens: float, itl: float, half: float = 0.0) -> Point:
+    spread = [Spread(v, v * (1 - half), v * (1 + half)) for v in (tokens, itl)]
+    return Point(words, {}, "feasible", "trial", 1, spread[0], None, spread[1], 1)
+
+
+def test_on_the_front_is_what_nothing_beats_in_both() -> None:
+    seen = with_fronts([point("slow", 100, 5), point("worse", 90, 9), point("fast", 200, 10)])
+    assert [p.words for p in seen] == ["fast", "slow", "worse"]
+    assert [p.on for p in seen] == [("itl",), ("itl",), ()]
+    assert [p.near for p in seen] == [(), (), ()]
+
+
+def test_what_is_behind_by_noise_only_is_not_called_off() -> None:
+    seen = with_fronts([point("one", 100, 5, 0.1), point("other", 98, 5.2, 0.1)])
+    assert [(p.on, p.near) for p in seen] == [(("itl",), ()), ((), ("itl",))]
+
+
+def test_crashes_and_misses_are_states_and_no_points(tmp_path: Path) -> None:
+    tried = [Candidate(), *(Candidate({"max_num_seqs": n}) for n in (13, 40, 150, 200))]
+    with session(tmp_path, Listed(tried), TunedEngine(), setting("ttft_p95_ms=150")) as begun:
+        result = conclude(begun, begun.run())
+    shown = {p.words for p in result.front}
+    assert shown == {"baseline", "max_num_seqs=150", "max_num_seqs=200"}
+    (_, states) = front_notes(result)
+    assert "max_num_seqs=13 (✗ crashed)" in states
+    assert "max_num_seqs=40 (✗ misses them)" in states
+    # Twice as fast in tokens and in latency: the fastest alone is the front.
+    best = result.front[0]
+    assert (best.words, best.on) == ("max_num_seqs=200", ("ttft", "itl"))
+    assert all(p.by == "duel" for p in result.front[:2])
+    rows = front_rows(result)
+    assert rows[0][4] == "on (TTFT), on (ITL)"
+    assert rows[0][1].count("to") == 1, "with its interval"
+
+    write_result(tmp_path, result)
+    assert read_result(tmp_path) == result
+    chart = next(c for c in build_charts(load_report(tmp_path), "baseline") if c.key == "tradeoff")
+    drawn = {d["name"] for d in chart.views["TTFT"].data}
+    assert drawn == {"front", "baseline", "finalist-1", "finalist-2"}
+    assert "has the most tokens and the lowest p95 TTFT" in chart.title
