@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
-from ridgeline.cli.main import run
+from ridgeline.cli.main import VERBS, run
 from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.metrics import summarise
 from ridgeline.domain.records import MemorySink, RequestRecord, records_from_requests
@@ -33,7 +33,7 @@ def checker(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "tune"])
 def test_every_schema_is_a_valid_schema(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     checker(printed(capsys, "--of", kind))
 
@@ -46,6 +46,43 @@ def test_the_study_schema_is_the_default_and_fits_the_bundled_studies(
     assert files
     for path in files:
         check.validate(yaml.safe_load(path.read_text()))
+
+
+def test_a_tunings_result_and_its_winner_fit_their_schemas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = {
+        "name": "fits", "model": "Qwen/Qwen3-4B",
+        "hardware": {"gpu": "H200-SXM", "count": 1, "price_per_gpu_hour": 4.5},
+        "workload": {
+            "arrivals": {"users": 40}, "duration_s": 4, "warmup_s": 2, "seed": 1,
+            "prompts": {"tokens": {"min": 100, "max": 300}},
+            "output_tokens": {"min": 20, "max": 60, "ignore_eos": True},
+        },
+        "slo": {"ttft_p95_ms": 400, "itl_p95_ms": 30},
+        "baseline": {"max_num_seqs": 8, "enable_prefix_caching": False},
+        "tune": {"only": True, "finalists": 1, "space": {"max_num_seqs": [8, 64]}},
+    }  # fmt: skip
+    file, out = tmp_path / "fits.yaml", tmp_path / "out"
+    file.write_text(yaml.safe_dump(study))
+    assert run(["tune", str(file), "--trials", "2", "--out", str(out), "--quiet"]) == 0
+    capsys.readouterr()
+    check = checker(printed(capsys, "--of", "tune"))
+    body = json.loads((out / "tune.json").read_text())
+    check.validate(body)
+    assert body["winner"]["change"] == {"max_num_seqs": 64}
+    with pytest.raises(jsonschema.ValidationError):
+        check.validate({**body, "winner": {**body["winner"], "runs": "three"}})
+    with pytest.raises(jsonschema.ValidationError):
+        check.validate({k: v for k, v in body.items() if k != "front"})
+    checker(printed(capsys)).validate(yaml.safe_load((out / "winner.yaml").read_text()))
+
+
+def test_every_verb_has_its_whole_line_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["--help"])
+    shown = capsys.readouterr().out.split("Commands:")[1]
+    assert "..." not in shown
+    assert len([line for line in shown.splitlines() if line.strip()]) == len(VERBS), "a line each"
 
 
 def test_an_unknown_kind_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,23 +15,23 @@ import typer
 import ridgeline
 from ridgeline.cli.output import INTERRUPTED, explain, say
 
-# Verb -> module, in the order of --help.
+# Verb -> its line in --help, whole in 80 columns; in the order of --help. Each is a module here.
 VERBS = {
-    "init": "ridgeline.cli.init",
-    "plan": "ridgeline.cli.plan",
-    "study": "ridgeline.cli.study",
-    "tune": "ridgeline.cli.tune",
-    "bench": "ridgeline.cli.bench",
-    "knee": "ridgeline.cli.knee",
-    "quality": "ridgeline.cli.quality",
-    "doctor": "ridgeline.cli.doctor",
-    "watch": "ridgeline.cli.watch",
-    "report": "ridgeline.cli.report",
-    "export": "ridgeline.cli.export",
-    "twin": "ridgeline.cli.twin",
-    "calibrate": "ridgeline.cli.calibrate",
-    "knobs": "ridgeline.cli.knobs",
-    "schema": "ridgeline.cli.schema",
+    "init": "Write a study file from a server's command line, or a first one.",
+    "plan": "Predict on the digital twin, and rank the experiments.",
+    "study": "Measure every experiment of a file, repeated and interleaved.",
+    "tune": "Search for the best configuration within a budget, and prove it.",
+    "bench": "Measure the OpenAI-compatible server at a URL under load.",
+    "knee": "Find the saturation knee, and the most load inside targets.",
+    "quality": "Judge whether a candidate still answers as the reference does.",
+    "doctor": "Say what binds a running server, and what to turn.",
+    "watch": "Show a running server's figures live, and record them.",
+    "report": "Show results, and write them as one page or as Markdown.",
+    "export": "Write a configuration for Kubernetes, compose and others.",
+    "twin": "Serve the digital twin as an OpenAI-compatible server.",
+    "calibrate": "Fit the twin's host constants to measured runs.",
+    "knobs": "List the options of the vLLM that is installed.",
+    "schema": "Print the JSON Schema of a study file or of a result.",
 }
 
 
@@ -55,8 +55,8 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     app.callback()(_options)
     asked = [a for a in arguments[:1] if a in VERBS]
     for verb in asked or VERBS:
-        module = importlib.import_module(VERBS[verb])
-        app.command(verb)(getattr(module, verb))
+        module = importlib.import_module(f"ridgeline.cli.{verb}")
+        app.command(verb, short_help=VERBS[verb])(getattr(module, verb))
     return app
 
 

@@ -7,8 +7,8 @@ import typer
 from ridgeline.cli.output import write_json
 from ridgeline.domain.errors import BadInput, nearest
 
-# As in workload.schemas.KINDS, which is not imported for --help.
-KINDS = ("study", "summary", "study-result", "knee", "diagnosis")
+# workload.schemas.KINDS, which is not imported for --help, and what the floors above it write.
+KINDS = ("study", "summary", "study-result", "knee", "tune", "diagnosis")
 
 
 def schema(
@@ -19,8 +19,12 @@ def schema(
         str, typer.Option("--out", metavar="FILE", help="Where to write it; '-' prints it.")
     ] = "-",
 ) -> int:
-    """Print the JSON Schema of the study file (for editors), or of a result."""
-    from ridgeline.workload.schemas import schema_of  # noqa: PLC0415  only when it is asked for
+    """Print the JSON Schema of the study file (for editors), or of a result.
+
+    The study file's has its tune: section and fits a winner.yaml; `tune` is of what
+    `ridgeline tune --json` writes.
+    """
+    from ridgeline.workload.schemas import result_schema, schema_of  # noqa: PLC0415  when asked for
 
     if of not in KINDS:
         raise BadInput(
@@ -28,5 +32,10 @@ def schema(
             where="--of",
             fix=f"use one of {', '.join(KINDS)}",
         )
+    if of == "tune":
+        from ridgeline.tuning.outcome import TuneResult  # noqa: PLC0415
+
+        write_json(out, result_schema(TuneResult, "Ridgeline tuning result"))
+        return 0
     write_json(out, schema_of(of))
     return 0

@@ -36,6 +36,11 @@ def schema_of(kind: str) -> dict[str, Any]:
     return {"$schema": DIALECT, "title": "Ridgeline study result", **_study_result()}
 
 
+def result_schema(kind: type, title: str) -> dict[str, Any]:
+    """The JSON Schema of a result that is a dataclass of an upper floor, as it is written."""
+    return {"$schema": DIALECT, "title": title, **_object(kind)}
+
+
 def _summary() -> dict[str, Any]:
     body = _object(Summary)
     return {
