@@ -28,6 +28,7 @@ VERBS = {
     "watch": "Show a running server's figures live, and record them.",
     "report": "Show results, and write them as one page or as Markdown.",
     "export": "Write a configuration for Kubernetes, compose and others.",
+    "serve": "Run a configuration on this host, behind one URL.",
     "twin": "Serve the digital twin as an OpenAI-compatible server.",
     "calibrate": "Fit the twin's host constants to measured runs.",
     "knobs": "List the options of the vLLM that is installed.",

@@ -35,11 +35,12 @@ def get_status(url: str, path: str) -> int | None:
 class Answers:
     """Asks a server for completions, and keeps what it said instead.
 
+    `api_key` None: that of the environment.
     `last`: its last answer that was none, status and words. `refused`: it has said a 4xx for
     REFUSED_S, which no waiting changes.
     """
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, api_key: str | None = None) -> None:
         from ridgeline.engines.probe import (  # noqa: PLC0415  heavy
             api_key_from_environment,
             auth_headers,
@@ -49,7 +50,7 @@ class Answers:
         self._body = json.dumps({"model": model, "prompt": "ready?", "max_tokens": 1})
         self._headers = {
             "Content-Type": "application/json",
-            **auth_headers(api_key_from_environment()),
+            **auth_headers(api_key or api_key_from_environment()),
         }
         self._since_s: float | None = None
         self._status = 0

@@ -17,11 +17,13 @@ INSTALL = "install it (pip install vllm-router; scripts/vllm_router_env.sh), or 
 DISTRIBUTION = "vllm-router"
 
 
-def router_words(router: Router, port: int, metrics_port: int, urls: Sequence[str]) -> list[str]:
-    """Its whole command line, before the replicas at `urls`."""
+def router_words(
+    router: Router, port: int, metrics_port: int, urls: Sequence[str], host: str = HOST
+) -> list[str]:
+    """Its whole command line, before the replicas at `urls`; `host`: the address it listens on."""
     policy = [] if router.policy is None else ["--policy", router.policy]
     return [
-        *router.command, "--host", HOST, "--port", str(port), *policy,
+        *router.command, "--host", host, "--port", str(port), *policy,
         "--prometheus-host", HOST, "--prometheus-port", str(metrics_port),
         *router.arguments, "--worker-urls", *urls,
     ]  # fmt: skip

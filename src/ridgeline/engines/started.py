@@ -11,7 +11,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,7 +77,8 @@ class ServerLaunch:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     log_folder: Path = Path("runs/engine-logs")
     ready_s: float = 900.0
-    gpus: tuple[int, ...] | None = None  # which GPUs to use, in this order; None = from 0 on
+    # which GPUs to use, in this order, by number or identifier; None = from 0 on
+    gpus: tuple[int | str, ...] | None = None
 
 
 _ports_lock = threading.Lock()
@@ -133,7 +134,8 @@ class ServerEngine:
         self._leftovers.starting(on_gpu=configuration.gpu is not None and not far)
         try:
             for part, gpu in _servers(configuration):
-                replicas.append(_spawn(self._dialect, part, launch, gpu, configuration.layout_gpus))
+                used = configuration.layout_gpus
+                replicas.append(spawn(self._dialect, part, launch, gpu, gpus_used=used))
             for replica in replicas:
                 self._wait_ready(replica, configuration.model, launch.ready_s)
                 replica.start |= self._dialect.read_start(replica.process.log_text())
@@ -194,39 +196,47 @@ class ServerEngine:
     def _wait_ready(
         self, replica: Replica, model: str, limit_s: float, name: str | None = None
     ) -> None:
-        """Return once a completion came back; raises RunFailed with class and cause."""
-        deadline = replica.process.started_s + limit_s
-        name = name or self.name
-        healthy_s: float | None = None
         answers = Answers(replica.url, model)
+        wait_ready(replica, answers, limit_s, name or self.name, self._abandoned.is_set)
 
-        def waiting() -> bool:
-            """True while the start may go on; raises RunFailed when it is over."""
-            code = replica.process.poll()
-            if code is not None:
-                raise ended(replica, code, "before it was ready")
-            if self._abandoned.is_set():
-                raise RunFailed(GIVEN_UP, where=str(replica.process.log))
-            return time.monotonic() < deadline
 
-        while waiting():
-            if healthy_s is None and get_status(replica.url, "/health") == 200:
-                healthy_s = time.monotonic() - replica.process.started_s
-            if healthy_s is not None and answers.ask(waiting):
-                _refuse_shared_port(replica)
-                replica.start = {
-                    "healthy_s": round(healthy_s, 3),
-                    "ready_s": round(time.monotonic() - replica.process.started_s, 3),
-                }
-                return
-            if answers.refused:
-                what = f"{name} refuses completions: {answers.last}"
-                raise _failed("refused", what, replica, answers.fix)
-            time.sleep(0.1)
-        what = f"{name} gave no completion within {limit_s:g} s"
-        if answers.last is not None:
-            what += f", last it answered {answers.last}"
-        raise _failed("hung", what, replica, "see the log, or allow a longer start")
+def wait_ready(
+    replica: Replica, answers: Answers, limit_s: float, name: str, given_up: Callable[[], bool]
+) -> None:
+    """Return once a completion came back; raises RunFailed with class and cause.
+
+    `given_up` is asked all the time; `name` is what an error calls the server.
+    """
+    deadline = replica.process.started_s + limit_s
+    healthy_s: float | None = None
+
+    def waiting() -> bool:
+        """True while the start may go on; raises RunFailed when it is over."""
+        code = replica.process.poll()
+        if code is not None:
+            raise ended(replica, code, "before it was ready")
+        if given_up():
+            raise RunFailed(GIVEN_UP, where=str(replica.process.log))
+        return time.monotonic() < deadline
+
+    while waiting():
+        if healthy_s is None and get_status(replica.url, "/health") == 200:
+            healthy_s = time.monotonic() - replica.process.started_s
+        if healthy_s is not None and answers.ask(waiting):
+            _refuse_shared_port(replica)
+            replica.start = {
+                "healthy_s": round(healthy_s, 3),
+                "ready_s": round(time.monotonic() - replica.process.started_s, 3),
+            }
+            return
+        if answers.refused:
+            what = f"{name} refuses completions: {answers.last}"
+            raise _failed("refused", what, replica, answers.fix)
+        time.sleep(0.1)
+    what = f"{name} gave no completion within {limit_s:g} s"
+    if answers.last is not None:
+        what += f", last it answered {answers.last}"
+    raise _failed("hung", what, replica, "see the log, or allow a longer start")
 
 
 def _failed(kind: str, what: str, replica: Replica, fix: str) -> RunFailed:
@@ -275,16 +285,29 @@ def _by_pool(configuration: Configuration, replicas: Sequence[Replica]) -> list[
     return found
 
 
-def _spawn(
-    dialect: Dialect, configuration: Configuration, launch: ServerLaunch, gpu: int, gpus_used: int
+def spawn(
+    dialect: Dialect,
+    configuration: Configuration,
+    launch: ServerLaunch,
+    first_gpu: int = 0,
+    *,
+    gpus_used: int | None = None,
+    at: tuple[str, int] | None = None,
 ) -> Replica:
-    """A server whose first GPU is the `gpu`-th of the `gpus_used`."""
+    """Start one replica; it is not ready yet.
+
+    Its first GPU is the `first_gpu`-th of the launch's, or of the `gpus_used` (None: the
+    layout's). `at`: where it listens; None: a free port of the loopback (of every address on
+    another host without a tunnel). Raises RunFailed when its program is not there, BadInput for too
+    few GPUs.
+    """
     given = configuration.launch or Launch()
-    port = free_port()
+    port = free_port() if at is None else at[1]
     program = launch.command or dialect.command()
     model = model_words(configuration.model, given)
     words = [part.replace("{model}", model) for part in program]
     host = EVERY_ADDRESS if given.host is not None and not given.tunnel else HOST
+    host = host if at is None else at[0]
     words += [*dialect.arguments(configuration, port, host), *launch.arguments]
     needed = program_needed(given, program)
     if missing_program([needed], launch.environment) is not None:
@@ -293,7 +316,8 @@ def _spawn(
     environment = {**dialect.environment, **launch.environment}
     gpus = None
     if configuration.gpu is not None:
-        gpus = _devices(configuration, launch, gpu, gpus_used)
+        used = configuration.layout_gpus if gpus_used is None else gpus_used
+        gpus = _devices(configuration, launch, first_gpu, used)
     near_port = free_port() if given.host is not None and given.tunnel else None
     line = command_line(words, environment, given, port, gpus=gpus, near_port=near_port)
     process = EngineProcess(

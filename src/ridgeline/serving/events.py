@@ -1,0 +1,63 @@
+"""What happens, a line each: for the person, and as JSON lines in the state folder."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ridgeline.store.files import make_folder, write_atomically
+
+EVENTS, STATE = "events.jsonl", "serve.json"
+
+
+class EventLog:
+    """Writes events to `folder` and gives each as a line to `say`; safe from several threads.
+
+    `hide` takes secrets out of a text. Times are UTC.
+    """
+
+    def __init__(
+        self, folder: Path, say: Callable[[str], None], hide: Callable[[str], str] = str
+    ) -> None:
+        self._folder = make_folder(folder)
+        self._say, self._hide = say, hide
+        self._lock = threading.Lock()
+
+    def tell(
+        self,
+        event: str,
+        words: str,
+        *,
+        pool: str | None = None,
+        replica: int | None = None,
+        **facts: object,
+    ) -> None:
+        """One event; what is None is left out."""
+        at = time.time()
+        stamp = (
+            time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at * 1000) % 1000:03}Z"
+        )
+        row = {
+            "at": stamp,
+            "event": event,
+            "pool": pool,
+            "replica": replica,
+            "words": words,
+            **facts,
+        }
+        kept = {k: v for k, v in row.items() if v is not None}
+        who = " ".join(
+            part for part in (pool, None if replica is None else f"replica {replica}") if part
+        )
+        line = self._hide(f"{stamp} {who + ': ' if who else ''}{event}: {words}")
+        text = self._hide(json.dumps(kept, ensure_ascii=False))
+        with self._lock:
+            with (self._folder / EVENTS).open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+            self._say(line)
+
+    def state(self, body: dict[str, object]) -> None:
+        """Where everything stands now, for whoever looks from outside."""
+        text = self._hide(json.dumps(body, indent=1, ensure_ascii=False))
+        write_atomically(self._folder / STATE, (text + "\n").encode())
