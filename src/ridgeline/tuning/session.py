@@ -20,7 +20,7 @@ from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning import budgeting
 from ridgeline.tuning.budgeting import Limits
-from ridgeline.tuning.choosing import Choice, choose
+from ridgeline.tuning.choosing import Choice, choose, simpler_first
 from ridgeline.tuning.dueling import PLAN, Duel
 from ridgeline.tuning.expecting import Oracle
 from ridgeline.tuning.gate import Gate
@@ -308,7 +308,9 @@ class Session:
                 for c, value in self.standings(told.history)
                 if c.change and _may_win(told.history.of(c))
             ]
-            ranked = self.gate.qualify(measured, self.setting.spec.finalists, self._judging_s)
+            ranked = self.gate.qualify(
+                simpler_first(measured), self.setting.spec.finalists, self._judging_s
+            )
             if ranked is None:
                 return None
             start_s = self.ground.slowest_start_s
@@ -374,6 +376,7 @@ class Session:
                 return replace(found, told=told, complete=False, soak=tuple(soaked))
             soaked.append(result)
             if result.passed:
+                self._tell_equal(choice)
                 break
             if result.state == NOT_SOAKED:
                 return self._not_soaked(found, choice, soaked)
@@ -385,6 +388,18 @@ class Session:
             found, told=told, winner=winner, clear=choice.clear, why=choice.why,
             soak=tuple(soaked), recommended=choice.recommended and runs,
         )  # fmt: skip
+
+    def _tell_equal(self, choice: Choice) -> None:
+        """Say who could have been named as well."""
+        if not choice.instead:
+            return
+        text = (
+            f"{choice.winner.words} is named, which changes least: the duel sees no difference of"
+            f" more than {PLAN.tie:.0%} to {'; '.join(choice.instead)}"
+        )
+        if text not in self.journal.told().notes:
+            self.journal.write("note", text=text)
+            self.watch.told(text)
 
     def _not_soaked(self, found: Found, choice: Choice, soaked: Sequence[Soaked]) -> Found:
         """It leads, and nothing is recommended that was never loaded with its worst case."""
