@@ -35,6 +35,28 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+MIXED = """\
+name: mixed
+model: Qwen/Qwen3-4B
+engine_version: "0.21.0"
+hardware: {gpu: H100-SXM, count: 3}
+launch: {router: vllm-router}
+workload:
+  arrivals: {rate_per_s: 20}
+  classes: {chat: {share: 0.8}, batch: {share: 0.2}}
+pools: {chat: {set: {data_parallel_size: 2}}, batch: {}}
+"""
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two pools by class, for every platform."""
+    out = tmp_path_factory.mktemp("pools")
+    (out / "mixed.yaml").write_text(MIXED)
+    assert verb(out / "mixed.yaml", to=list(TARGETS), out=out) == 0
+    return out
+
+
 def ask(tools: Path, *words: str, home: Path) -> subprocess.CompletedProcess[str]:
     # no credentials and no account: whatever the machine has is out of reach
     environment = {
@@ -121,3 +143,23 @@ print(app.name, list(app.registered_functions), type(serve).__name__)
     done = ask(tools, "-c", script, str(wrong), home=tmp_path)
     assert done.returncode != 0
     assert "start_limit" in done.stderr
+
+
+def test_pools_by_class_are_taken_too(tools: Path, pools: Path, tmp_path: Path) -> None:
+    schema = json.loads((tools / "compose_spec.json").read_text())
+    body = yaml.safe_load((pools / "compose.yaml").read_text())
+    del body["name"]
+    jsonschema.Draft7Validator(schema).validate(body)
+    assert len(body["services"]) == 5
+    done = ask(tools, "-c", VALIDATE, str(pools / "kubernetes.yaml"), home=tmp_path)
+    kinds = ["StatefulSet", "Service", "Deployment", "Service"]
+    assert done.stdout.split()[::2] == kinds * 2, done.stderr[-800:]
+    for name, servers in (("chat", 2), ("batch", 1)):
+        text = (pools / f"skypilot-{name}.yaml").read_text()
+        given = tmp_path / f"{name}.yaml"
+        given.write_text(text.replace("VLLM_API_KEY: null", 'VLLM_API_KEY: "as by --secret"'))
+        done = ask(tools, "-c", LOAD, str(given), home=tmp_path)
+        assert done.stdout.startswith(f"mixed-{name} {{'H100': 1}} {servers} "), done.stderr[-800:]
+        script = "import runpy, sys; print(runpy.run_path(sys.argv[1])['app'].name)"
+        done = ask(tools, "-c", script, str(pools / f"modal_app-{name}.py"), home=tmp_path)
+        assert done.stdout.strip() == f"mixed-{name}", done.stderr[-800:]

@@ -58,7 +58,8 @@ def export(
 
     Servers listen on loopback or inside the cluster only, and want a key: files name it, no more.
     """
-    from ridgeline.engines.exporting.rendering import FILES, render  # noqa: PLC0415
+    from ridgeline.engines.exporting.deployment import is_pinned  # noqa: PLC0415
+    from ridgeline.engines.exporting.rendering import files_of  # noqa: PLC0415
     from ridgeline.store.files import make_folder, write_atomically  # noqa: PLC0415
     from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
 
@@ -68,23 +69,30 @@ def export(
     study = load_study(file)
     spec = study.baseline if experiment is None else study.experiment(experiment)
     found = None if runs is None else _measured(runs, spec)
-    wanted = _deployment(
+    wanted = _deployments(
         study, spec, found, model=model, image=image, revision=revision, where=str(file)
     )
     if check is not None:
         return _check(check, to, wanted)
-    texts = {FILES[t][1]: render(wanted, t) for t in to}
+    texts = {name: text for t in to for name, text in files_of(wanted, t).items()}
     make_folder(out)
+    first = wanted[0]
+    gpus, servers = sum(d.gpus for d in wanted), sum(d.replicas for d in wanted)
+    pools = f", {len(wanted)} pools in all," if len(wanted) > 1 else ""
     for name, text in texts.items():
         write_atomically(out / name, text.encode())
-        say(f"{out / name}: {wanted.gpus} GPUs, {wanted.replicas} servers of {wanted.image}")
-    if revision is None and wanted.folder is None:
-        say(f"note: the revision of {wanted.model} is not pinned; give --revision SHA")
+        say(f"{out / name}: {gpus} GPUs, {servers} servers{pools} of {first.image}")
+    if not is_pinned(first.image):
+        say(
+            f"note: the tag of {first.image} moves: name a version or a digest; --check says so too"
+        )
+    if revision is None and first.folder is None:
+        say(f"note: the revision of {first.model} is not pinned; give --revision SHA")
     return 0
 
 
-def _check(file: Path, to: list[str], wanted: "Deployment") -> int:
-    from ridgeline.engines.exporting.checks import check as checked  # noqa: PLC0415
+def _check(file: Path, to: list[str], wanted: "tuple[Deployment, ...]") -> int:
+    from ridgeline.engines.exporting.checks import check_pools as checked  # noqa: PLC0415
 
     if len(to) != 1:
         raise BadInput("--check needs one target", where="--to")
@@ -99,7 +107,7 @@ def _check(file: Path, to: list[str], wanted: "Deployment") -> int:
         raise BadInput(error.what, where=where, fix=error.fix) from None
     for problem in problems:
         say(f"{file}: {problem}")
-    if not wanted.start.measured:
+    if not wanted[0].start.measured:
         say("note: probes are not held against a start's time: no run was given (--runs)")
     if not problems:
         say(f"{file}: nothing wrong was found")
@@ -127,7 +135,7 @@ def _measured(folder: Path, spec: "ExperimentSpec") -> "ExperimentResult":
             )
             if theirs != ours
         ]
-        if have.knobs != wanted.knobs:
+        if (have.knobs, have.pools) != (wanted.knobs, wanted.pools):
             differs.append(f"knobs of {one.name} instead of {spec.name}")
         if not differs:
             return one
@@ -139,7 +147,7 @@ def _measured(folder: Path, spec: "ExperimentSpec") -> "ExperimentResult":
     )  # fmt: skip
 
 
-def _deployment(
+def _deployments(
     study: "Study",
     spec: "ExperimentSpec",
     found: "ExperimentResult | None",
@@ -148,8 +156,8 @@ def _deployment(
     image: str | None,
     revision: str | None,
     where: str,
-) -> "Deployment":
-    from ridgeline.engines.exporting.deployment import ASSUMED, Start, deployment_of  # noqa: PLC0415
+) -> "tuple[Deployment, ...]":
+    from ridgeline.engines.exporting.deployment import ASSUMED, Start, deployments_of  # noqa: PLC0415
     from ridgeline.experiment.engines import start_seconds  # noqa: PLC0415
 
     configuration = spec.configuration
@@ -167,8 +175,8 @@ def _deployment(
             start = Start(max(starts), f"the longest of {len(starts)} measured runs' engines")
         notes += [_figures(found), f"under this load: {_load(spec)}"]
     users = spec.workload.arrivals.peak_users or 0
-    share = -(-users // (configuration.knobs.data_parallel_size or 1))
-    return deployment_of(
+    share = -(-users // configuration.replicas)
+    return deployments_of(
         study.name if spec.name == study.baseline.name else f"{study.name}-{spec.name}",
         configuration,
         model=model, image=image, revision=revision, start=start,

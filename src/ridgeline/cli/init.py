@@ -132,6 +132,8 @@ def study_text(
 
     engine_why: what stands against the twin. left_out: experiments to be commented out, with why.
     """
+    from ridgeline.engines.twin import DEFAULT_RELEASE  # noqa: PLC0415
+
     hint = "predicts, needs no GPU; `vllm` measures on real ones"
     if engine_why is not None:
         hint = f"needs the GPUs; the twin cannot run this: {engine_why}"
@@ -141,6 +143,7 @@ def study_text(
         f"name: {_value(_name(model))}",
         f"model: {_value(model)}",
         f"engine: {engine}  # {hint}",
+        f'engine_version: "{DEFAULT_RELEASE}.0"  # yours: `vllm --version`; export pins its image',
         "hardware:",
         f"  gpu: {gpu}",
         "  # price_per_gpu_hour: 3.95  # USD; without a price there is no cost per token",

@@ -4,8 +4,9 @@ Files are edited by people after they were exported, so the text is read, not wh
 says what, where and what to do; the platforms' own schemas are for their own tools.
 """
 
+import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ridgeline.domain.errors import BadInput
@@ -29,6 +30,83 @@ from ridgeline.engines.exporting.reading import (
 Problems = Iterator[str]
 
 
+def check_pools(text: str, target: str, wanted: Sequence[Deployment]) -> tuple[str, ...]:
+    """As `check`, of a file that holds the pools of a configuration: each against its own.
+
+    What is of no pool is looked at with the first. A file for SkyPilot or Modal is of one pool, the
+    one whose name it has.
+    """
+    if len(wanted) == 1:
+        return check(text, target, wanted[0])
+    if target not in ("compose", "kubernetes"):
+        mine = [d for d in wanted if re.search(rf"(?<![\w-]){d.label}(?![\w-])", text)]
+        if len(mine) != 1:
+            names = ", ".join(d.label for d in wanted)
+            return (f"it is of none of the pools: it must be called one of {names}",)
+        return check(text, target, mine[0])
+    found: list[str] = []
+    try:
+        for deployment, part in _by_pool(text, target, wanted):
+            told = check(part, target, deployment)
+            found += [f"pool {deployment.pool}: {problem}" for problem in told]
+        if target == "compose":
+            found += _shared(mapping(documents(text)[0], "services"))
+        found += _secret_lines(text)  # comments, too, which are in no part
+    except (AttributeError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"cannot be read as a file for {target}: {error}",
+            fix="see what ridgeline export writes",
+        ) from None
+    return tuple(dict.fromkeys(found))
+
+
+def _by_pool(
+    text: str, target: str, wanted: Sequence[Deployment]
+) -> Iterator[tuple[Deployment, str]]:
+    """Each pool with the part of the file that is its own."""
+    import yaml  # noqa: PLC0415  heavy
+
+    bodies = documents(text)
+    if target == "compose":
+        services = mapping(bodies[0], "services")
+        places = {name: _place([f"{name}-"], [f"{d.server}-" for d in wanted],
+                               [f"router-{d.server.removeprefix('vllm-')}-" for d in wanted])
+                  for name in services}  # fmt: skip
+        for place, deployment in enumerate(wanted):
+            own = {n: s for n, s in services.items() if places[n] == place}
+            yield deployment, yaml.safe_dump({**bodies[0], "services": own})
+        return
+    labels = [_words_of(one) for one in bodies]
+    at = [_place(words, [f"{d.label}-" for d in wanted]) for words in labels]
+    for place, deployment in enumerate(wanted):
+        objects = [one for one, its in zip(bodies, at, strict=True) if its == place]
+        yield deployment, yaml.safe_dump_all(objects)
+
+
+def _words_of(one: Mapping[str, Any]) -> list[str]:
+    """What says of which pool an object of a cluster is: its name and its label."""
+    metadata = one.get("metadata") or {}
+    label = (metadata.get("labels") or {}).get("app")
+    return [f"{word}-" for word in (metadata.get("name"), label) if word]
+
+
+def _place(words: Sequence[str], *beginnings: Sequence[str]) -> int:
+    """The pool with the longest of the beginnings that one of the words has; the first, if none."""
+    fits = [
+        (len(begin), -place)
+        for listed in beginnings
+        for place, begin in enumerate(listed)
+        if any(word.startswith(begin) for word in words)
+    ]
+    return -max(fits)[1] if fits else 0
+
+
+def _shared(services: Mapping[str, Any]) -> Problems:
+    named = [g for s in services.values() for d in devices(s) for g in gpus_of(d) if g is not None]
+    if len(set(named)) < len(named):
+        yield f"two servers share a GPU: device_ids {', '.join(sorted(named))}"
+
+
 def check(text: str, target: str, wanted: Deployment) -> tuple[str, ...]:
     """Problems of the file, a line each, none when it is fine; raises BadInput for unreadable text.
 
@@ -42,9 +120,13 @@ def check(text: str, target: str, wanted: Deployment) -> tuple[str, ...]:
             f"cannot be read as a file for {target}: {error}",
             fix="see what ridgeline export writes",
         ) from None
-    lines = enumerate(text.splitlines(), 1)
-    found += [f"a secret stands in clear: line {n}" for n, line in lines if looks_secret(line)]
+    found += _secret_lines(text)
     return tuple(dict.fromkeys(found))
+
+
+def _secret_lines(text: str) -> list[str]:
+    lines = enumerate(text.splitlines(), 1)
+    return [f"a secret stands in clear: line {n}" for n, line in lines if looks_secret(line)]
 
 
 def _compose(text: str, wanted: Deployment) -> Problems:

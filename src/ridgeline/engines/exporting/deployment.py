@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Configuration, Launch, Router
@@ -51,7 +52,8 @@ class Deployment:
     words: arguments of `vllm serve` after the model, without address and key. folder: the model is
     a folder of this host and is mounted at that path. revision: of the model at its hub, None: not
     pinned. environment: plain values; secrets: names of variables whose values the platform keeps.
-    notes: lines for the head of every file. origins: knob -> where its value is from.
+    notes: lines for the head of every file. origins: knob -> where its value is from. pool: of
+    which pool the servers are, `first_gpu` the first of its GPUs on a host that pools share.
     """
 
     name: str
@@ -70,6 +72,13 @@ class Deployment:
     at_once: int = 256
     notes: tuple[str, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict)
+    pool: str | None = None
+    first_gpu: int = 0
+
+    @property
+    def server(self) -> str:
+        """What its servers are called on a host, before their number."""
+        return "vllm" if self.pool is None else f"vllm-{_label(self.pool)}"
 
     @property
     def gpus(self) -> int:
@@ -85,7 +94,29 @@ class Deployment:
     @property
     def label(self) -> str:
         """The name as platforms take it: lower case, digits and dashes, at most 50 characters."""
-        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:50].strip("-") or "vllm"
+        if self.pool is None:
+            return _label(self.name)
+        end = _label(self.pool)[:24]
+        return f"{_label(self.name)[: 49 - len(end)]}-{end}"
+
+
+def _label(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:50].strip("-") or "vllm"
+
+
+def deployments_of(
+    name: str, configuration: Configuration, *, notes: Sequence[str] = (), **more: Any
+) -> tuple[Deployment, ...]:
+    """A deployment for each pool of a configuration, one where it has none; as `deployment_of`."""
+    if not configuration.pools:
+        return (deployment_of(name, configuration, notes=notes, **more),)
+    found: list[Deployment] = []
+    for part, pool in zip(configuration.parts, configuration.pools, strict=True):
+        told = f"pool {pool.name}: for the requests of {' and '.join(pool.classes)}, and no others"
+        made = deployment_of(name, part, notes=(*notes, told), **more)
+        first = sum(one.gpus for one in found)
+        found.append(replace(made, pool=pool.name, first_gpu=first))
+    return tuple(found)
 
 
 def deployment_of(

@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ridgeline.engines.exporting.deployment import (
@@ -21,10 +22,31 @@ FILES = {
     "skypilot": ("skypilot.yaml.j2", "skypilot.yaml"),
     "modal": ("modal.py.j2", "modal_app.py"),
 }
+TOGETHER = ("compose", "kubernetes")  # one file holds all pools of a configuration
 
 
 def render(deployment: Deployment, target: str) -> str:
     """The file's text; raises BadInput where the platform has no name for the GPU."""
+    return render_pools((deployment,), target)
+
+
+def files_of(deployments: Sequence[Deployment], target: str) -> dict[str, str]:
+    """Name of a file -> its text. Compose and Kubernetes hold all pools in one file; a file for
+    SkyPilot or Modal is one service. Errors as in `render`.
+    """
+    name = FILES[target][1]
+    if len(deployments) == 1 or target in TOGETHER:
+        return {name: render_pools(deployments, target)}
+    stem, dot, end = name.partition(".")
+    return {f"{stem}-{_pool(d)}{dot}{end}": render(d, target) for d in deployments}
+
+
+def _pool(deployment: Deployment) -> str:
+    return deployment.server.removeprefix("vllm-")
+
+
+def render_pools(deployments: Sequence[Deployment], target: str) -> str:
+    """One file of all these pools, for a target of TOGETHER; errors as in `render`."""
     import jinja2  # noqa: PLC0415
 
     loader = jinja2.PackageLoader("ridgeline.engines.exporting")
@@ -35,10 +57,29 @@ def render(deployment: Deployment, target: str) -> str:
     )  # fmt: skip
     environment.filters["q"] = _quoted
     environment.filters["literal"] = lambda text: text.replace("$", "$$")  # Compose interpolates
-    more = _MORE[target](deployment)
-    text = environment.get_template(FILES[target][0]).render(
-        d=deployment, port=PORT, pinned=is_pinned(deployment.image), **more
-    )
+    template = environment.get_template(FILES[target][0])
+    if target == "compose":
+        first = deployments[0]
+        app = first if first.pool is None else replace(first, pool=None)
+        pools, host_port = [], PORT
+        for d in deployments:
+            pools.append({"d": d, "host_port": host_port, **_compose(d)})
+            host_port += d.replicas + (d.router is not None)
+        notes = list(dict.fromkeys(note for d in deployments for note in d.notes))
+        secrets = list(dict.fromkeys(name for d in deployments for name in d.secrets))
+        return _ended(
+            template.render(
+                app=app, pools=pools, notes=notes, secrets=secrets, port=PORT, pinned=is_pinned
+            )
+        )
+    texts = [
+        _ended(template.render(d=d, port=PORT, pinned=is_pinned(d.image), **_MORE[target](d)))
+        for d in deployments
+    ]  # fmt: skip
+    return "---\n".join(texts)
+
+
+def _ended(text: str) -> str:
     return text.rstrip("\n") + "\n"
 
 
@@ -49,9 +90,11 @@ def _quoted(value: Any) -> str:
 
 def _compose(d: Deployment) -> dict[str, Any]:
     per = d.gpus_per_replica
-    gpus = [[str(g) for g in range(r * per, (r + 1) * per)] for r in range(d.replicas)]
-    urls = [f"http://vllm-{r}:{PORT}" for r in range(d.replicas)]
-    return {"gpus": gpus, "router": _router(d, urls)}
+    starts = [d.first_gpu + r * per for r in range(d.replicas)]
+    gpus = [[str(g) for g in range(start, start + per)] for start in starts]
+    urls = [f"http://{d.server}-{r}:{PORT}" for r in range(d.replicas)]
+    router = "router" if d.pool is None else f"router-{_pool(d)}"
+    return {"gpus": gpus, "router": _router(d, urls), "router_name": router}
 
 
 def _kubernetes(d: Deployment) -> dict[str, Any]:
@@ -83,5 +126,5 @@ def _router(d: Deployment, urls: list[str]) -> str:
 
 
 _MORE: Mapping[str, Callable[[Deployment], dict[str, Any]]] = {
-    "compose": _compose, "kubernetes": _kubernetes, "skypilot": _skypilot, "modal": _modal,
+    "kubernetes": _kubernetes, "skypilot": _skypilot, "modal": _modal,
 }  # fmt: skip

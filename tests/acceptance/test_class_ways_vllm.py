@@ -1,0 +1,137 @@
+"""Chat and batch on the real vLLM on the CPU: one pool (fcfs, priority) and two pools, measured,
+and predicted by a twin that was calibrated on other runs. About eight minutes.
+
+All three arrangements have two engines, each on one core of its own, so that they share the machine
+in the same way: one pool is two replicas in turn, two pools are one replica each.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import yaml
+
+from ridgeline.cli.main import run as ridgeline
+from ridgeline.experiment.results import load_results
+from support.realtime import realtime_allowed
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / "vllm")]
+from real_vllm import ENVIRONMENT, environment_folder, make_model  # noqa: E402
+
+pytestmark = pytest.mark.acceptance
+
+RATE, SLOTS = 4.0, 4
+NEAR = 0.20
+CARD = {
+    # A core is no GPU: the twin's formulas get its rough figures, and the fit the rest.
+    "name": "one-core", "memory_bytes": 4e9, "bandwidth_bytes_per_s": 1e10, "bf16_flops": 1e11,
+}  # fmt: skip
+KNOBS = {
+    "max_num_seqs": SLOTS, "max_model_len": 2048, "max_num_batched_tokens": 2048,
+    "block_size": 32, "kv_cache_memory_bytes": 64 * 2**20, "enforce_eager": True,
+    "enable_prefix_caching": False,
+}  # fmt: skip
+CLASSES = {
+    "chat": {"share": 0.8, "priority": 0, "output_tokens": {"max": 32, "ignore_eos": True}},
+    "batch": {"share": 0.2, "priority": 10, "output_tokens": {"max": 512, "ignore_eos": True}},
+}
+MIXED = {
+    "arrivals": {"rate_per_s": RATE}, "prompts": {"tokens": {"min": 32, "max": 96}},
+    "classes": CLASSES, "warmup_s": 10.0, "duration_s": 30.0, "seed": 7,
+}  # fmt: skip
+WAYS = [
+    {"name": "priority", "set": {"scheduling_policy": "priority"}},
+    {"name": "pools", "pools": {
+        "chat": {"set": {"data_parallel_size": 1}},
+        "batch": {"set": {"data_parallel_size": 1, "max_num_seqs": 16}},
+    }},
+]  # fmt: skip
+
+
+def launch(folder: Path, resident: int) -> dict[str, Any]:
+    python, places = environment_folder() / "bin" / "python", folder / "places"
+    places.mkdir(exist_ok=True)
+    module = [str(python), "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}"]
+    return {
+        "command": [sys.executable, str(TESTS / "support" / "one_core.py"), str(places), *module],
+        "arguments": ["--load-format", "dummy", "--distributed-executor-backend", "uni"],
+        "environment": {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": ""},
+        "ready_s": 400.0, "resident": resident, "start_together": False, "cold_s": 1.0,
+    }  # fmt: skip
+
+
+def study(folder: Path, name: str, body: dict[str, Any]) -> Path:
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump({"name": name, "api": "completions", **body}))
+    assert ridgeline(["study", str(file), "--out", str(folder / name), "--retries", "1"]) in (0, 3)
+    return folder / name
+
+
+def calibrated(folder: Path, model: Path) -> Path:
+    """Constants of one engine on one core, from runs without classes, each of another load."""
+
+    def load(users: int, low: int, high: int, out: int) -> dict[str, Any]:
+        return {
+            "arrivals": {"users": users}, "prompts": {"tokens": {"min": low, "max": high}},
+            "output_tokens": {"max": out, "ignore_eos": True},
+        }  # fmt: skip
+
+    runs = study(folder, "probe", {
+        "model": str(model), "engine": "vllm", "hardware": {"gpu": "./card.yaml"},
+        "launch": launch(folder, 1), "repeats": 2,
+        "workload": {**load(1, 32, 96, 128), "warmup_s": 2.0, "duration_s": 6.0, "seed": 3},
+        "baseline": {**KNOBS, "max_num_seqs": 16},
+        "experiments": [
+            {"name": "long", "workload": load(1, 900, 1100, 16)},
+            {"name": "three", "workload": load(3, 32, 96, 128)},
+            {"name": "eight", "workload": load(8, 32, 96, 128)},
+            {"name": "short", "workload": load(3, 32, 96, 32)},
+        ],
+    })  # fmt: skip
+    made = folder / "host.json"
+    assert ridgeline(["calibrate", str(runs), "--json", str(made)]) == 0
+    return made
+
+
+def waits_ms(folder: Path) -> dict[str, float]:
+    """p95 TTFT of chat by way, the median of the repeats; voids are told and counted, too: what
+    the machine does to a run it does to all three.
+    """
+    found = {}
+    for one in load_results(folder).experiments:
+        told = [run.summary.classes["chat"].ttft_s for run in one.stored if run.summary is not None]
+        values = [t.p95 * 1000 for t in told if t.p95 is not None]
+        reasons = [r for run in one.stored if run.summary for r in run.summary.verdict.reasons]
+        print(f"{folder.name} {one.name}: {values} ms; void: {reasons}")
+        found[one.name] = median(values)
+    return found
+
+
+def test_the_twin_ranks_the_ways_as_they_were_measured(tmp_path: Path) -> None:
+    folder = Path(os.environ.get("RIDGELINE_KEEP", tmp_path))
+    model = make_model(environment_folder() / "bin" / "python", folder / "tiny")
+    (folder / "card.yaml").write_text(yaml.safe_dump(CARD))
+    if realtime_allowed():  # the client goes before other work, and the engines that it starts not
+        policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK
+        os.sched_setscheduler(0, policy, os.sched_param(1))
+    host = calibrated(folder, model)
+    common = {
+        "model": str(model), "workload": MIXED, "repeats": 3, "experiments": WAYS,
+        "baseline_name": "fcfs", "baseline": {**KNOBS, "data_parallel_size": 2},
+    }  # fmt: skip
+    measured = waits_ms(study(folder, "measured", {
+        **common, "engine": "vllm", "launch": launch(folder, 3),
+    }))  # fmt: skip
+    predicted = waits_ms(study(folder, "predicted", {
+        **common, "engine": "twin", "hardware": {"gpu": "./card.yaml", "count": 2},
+        "twin": {"calibration": host.name},
+    }))  # fmt: skip
+    off = {name: predicted[name] / measured[name] - 1 for name in measured}
+    print(json.dumps({"measured_ms": measured, "predicted_ms": predicted, "off": off}, indent=1))
+    assert sorted(measured, key=measured.__getitem__) == sorted(predicted, key=predicted.get)
+    assert max(map(abs, off.values())) <= NEAR, off
