@@ -111,7 +111,7 @@ def serve(
     file then says, one replica at a time. Ctrl-C lets running requests end, a second one does not.
     """
     from ridgeline.cli import servestate  # noqa: PLC0415
-    from ridgeline.serving.keys import LOOPBACK, check_host, key_of  # noqa: PLC0415
+    from ridgeline.serving.keys import check_host, is_loopback, key_of  # noqa: PLC0415
     from ridgeline.serving.pool import Settings  # noqa: PLC0415
     from ridgeline.serving.pulse import Limits  # noqa: PLC0415
     from ridgeline.serving.supervisor import Policy  # noqa: PLC0415
@@ -130,7 +130,7 @@ def serve(
 
     wanted = specs(asked)
     ours = any(spec.router is not None for spec in wanted)
-    if ours and host not in LOOPBACK and not allow_open_router:
+    if ours and not is_loopback(host) and not allow_open_router:
         raise BadInput(
             "vllm-router asks nobody for a key before it adds or removes servers: who reaches the"
             " port can have requests, and their keys, sent elsewhere", where=f"--host {host}",

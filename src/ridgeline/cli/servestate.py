@@ -285,6 +285,6 @@ def table(status: Sequence[dict[str, Any]]) -> "Table":
             running = "" if row["running"] is None else f"{row['running']:.0f}"
             found.add_row(
                 pool["pool"], str(row["replica"]), row["state"], str(row["restarts"]), running,
-                probe, row["url"] or "",
+                probe, (row["url"] or "").removeprefix("http://"),
             )  # fmt: skip
     return found

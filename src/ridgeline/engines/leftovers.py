@@ -70,7 +70,7 @@ class Leftovers:
             before, sampler = self._before, self._sampler
             self._before, self._sampler = {}, None
             try:
-                self._told += _not_back(sampler, before, self._patience_s)
+                self._told += not_back(sampler, before, self._patience_s)
             except Exception as error:  # it must not take the place of the engine's own
                 self._told.append(_unchecked("after the last engine was stopped", error))
 
@@ -82,8 +82,11 @@ def _unchecked(when: str, error: Exception) -> str:
     )
 
 
-def _not_back(sampler: GpuSampler, before: Mapping[int, GpuSample], patience_s: float) -> list[str]:
-    """A line for each GPU that is not as it was before when patience is over."""
+def not_back(sampler: GpuSampler, before: Mapping[int, GpuSample], patience_s: float) -> list[str]:
+    """A line for each GPU of `before` that is not as it was then when patience is over.
+
+    Returns at once when all are.
+    """
     deadline = time.monotonic() + patience_s
     while True:
         now = {sample.index: sample for sample in sampler.sample()}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ridgeline.domain.errors import StoreError
 from ridgeline.store.files import make_folder, write_atomically
 
 EVENTS, STATE = "events.jsonl", "serve.json"
@@ -23,6 +24,7 @@ class EventLog:
         self._folder = make_folder(folder)
         self._say, self._hide = say, hide
         self._lock = threading.Lock()
+        self._told_disk = False
 
     def tell(
         self,
@@ -53,11 +55,23 @@ class EventLog:
         line = self._hide(f"{stamp} {who + ': ' if who else ''}{event}: {words}")
         text = self._hide(json.dumps(kept, ensure_ascii=False))
         with self._lock:
-            with (self._folder / EVENTS).open("a", encoding="utf-8") as file:
-                file.write(text + "\n")
             self._say(line)
+            try:
+                with (self._folder / EVENTS).open("a", encoding="utf-8") as file:
+                    file.write(text + "\n")
+            except OSError as error:
+                self._cannot(error)
 
     def state(self, body: dict[str, object]) -> None:
         """Where everything stands now, for whoever looks from outside."""
         text = self._hide(json.dumps(body, indent=1, ensure_ascii=False))
-        write_atomically(self._folder / STATE, (text + "\n").encode())
+        try:
+            write_atomically(self._folder / STATE, (text + "\n").encode())
+        except StoreError as error:
+            self._cannot(error)
+
+    def _cannot(self, error: Exception) -> None:
+        """A full disk is no reason to serve no more; told once."""
+        if not self._told_disk:
+            self._told_disk = True
+            self._say(f"events and state are no longer kept: {error}")

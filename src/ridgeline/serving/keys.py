@@ -4,6 +4,7 @@ vLLM reads it from VLLM_API_KEY, so that it stands on no command line. A router 
 own header on.
 """
 
+import ipaddress
 import json
 import os
 import stat
@@ -15,7 +16,6 @@ from ridgeline.domain.errors import BadInput
 from ridgeline.domain.secrets import MASK, SHORTEST
 
 VARIABLE = "VLLM_API_KEY"
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def key_of(
@@ -62,9 +62,17 @@ def _checked(text: str, where: str) -> str:
     return key
 
 
+def is_loopback(host: str) -> bool:
+    """True when only this machine reaches what listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_host(host: str, key: str | None, *, allow_no_key: bool) -> None:
     """Refuse to be reachable from elsewhere without a key. Raises BadInput."""
-    if host in LOOPBACK or key is not None or allow_no_key:
+    if is_loopback(host) or key is not None or allow_no_key:
         return
     raise BadInput(
         f"{host} can be reached from other machines, and there is no API key", where="--host",

@@ -254,10 +254,9 @@ class Pool:
     def _stop(self, number: int, *, kill: bool) -> None:
         running = self._running.pop(number)
 
-        def stopped(left: Sequence[int]) -> None:
-            if left:
-                pids = ", ".join(map(str, left))
-                self._tell("left-behind", f"processes that could not be ended: {pids}", number)
+        def stopped(left: Sequence[str]) -> None:
+            for line in left:
+                self._tell("left-behind", line, number)
             self._do(self.supervisor.stopped(number, time.monotonic()))
 
         running.stop(kill, lambda left: self._post(lambda: stopped(left)))

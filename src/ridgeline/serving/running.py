@@ -3,13 +3,13 @@
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from urllib.parse import urlsplit
 
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.knobs import Configuration
 from ridgeline.engines import beside
 from ridgeline.engines.readiness import Answers
 from ridgeline.engines.started import Dialect, ServerLaunch, spawn, wait_ready
+from ridgeline.serving.memory import Memory
 from ridgeline.serving.pulse import Limits
 from ridgeline.serving.watching import Watcher
 
@@ -18,7 +18,7 @@ class Running:
     """A replica's process from its start to its end, each in a thread of its own.
 
     `at`: host and port that it listens on. Callbacks come from those threads: `ready`, `lost` with
-    words, `stopped` with the processes that could not be ended.
+    words, `stopped` with a line for each thing that it left behind.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Running:
         self._replica: beside.Replica | None = None
         self._watcher: Watcher | None = None
         self._starting: threading.Thread | None = None
+        self._memory: Memory | None = None
         self.ready_s: float | None = None
         self.draining = False
 
@@ -63,6 +64,7 @@ class Running:
         self._starting.start()
 
     def _start(self) -> None:
+        self._memory = Memory([str(gpu) for gpu in self._launch.gpus or ()])
         replica = spawn(self._dialect, self._configuration, self._launch, at=self._at)
         self._replica = replica
         replica.url = self.url
@@ -82,7 +84,7 @@ class Running:
             return beside.ended(self._replica, code, "while it served").what
         return self._watcher.trouble()
 
-    def stop(self, kill: bool, stopped: Callable[[Sequence[int]], None]) -> None:
+    def stop(self, kill: bool, stopped: Callable[[Sequence[str]], None]) -> None:
         """End its processes; with `kill` without a grace time."""
 
         def work() -> None:
@@ -91,12 +93,15 @@ class Running:
                 self._starting.join()
             if self._watcher is not None:
                 self._watcher.close()
-            left: Sequence[int] = ()
+            left: list[str] = []
             if self._replica is not None:
                 if kill:
                     kill_below(self._replica.process.pid)
                 self._replica.process.stop()
-                left = self._replica.process.left
+                if pids := self._replica.process.left:
+                    left.append(f"processes that could not be ended: {', '.join(map(str, pids))}")
+                if self._memory is not None:
+                    left += self._memory.wait_for_it()
             stopped(left)
 
         threading.Thread(target=work, name=f"stop-{self._at[1]}", daemon=True).start()
@@ -118,8 +123,3 @@ def kill_below(pid: int) -> None:
         for process in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 process.kill()
-
-
-def port_of(url: str) -> int:
-    """The port of a URL."""
-    return urlsplit(url).port or 80
