@@ -219,6 +219,20 @@ def test_an_old_one_that_dies_in_a_change_is_not_started_again() -> None:
     assert sum(tell.replica == 1 for _, tell in world.events("starting")) == 1
 
 
+def test_an_old_one_that_is_just_starting_is_not_waited_for() -> None:
+    world = opened()
+    world.die(1)
+    world.run(world.now + 5.0)
+    assert world.states()[1] is State.STARTING
+    world.do(world.supervisor.change(Wanted(1, 2), world.now))
+    begun = world.now
+    world.run(world.now + 60.0)
+    assert [r.generation for r in world.supervisor.replicas] == [1, 1]
+    assert world.kills == [1, 1]
+    ((changed, _),) = world.events("changed")
+    assert changed - begun < 2.1 + 2 * 10.5 + 5.5  # a stop, two starts, one drain
+
+
 def test_what_is_told_late_changes_nothing() -> None:
     world = opened()
     sup = world.supervisor

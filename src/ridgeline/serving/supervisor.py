@@ -197,8 +197,8 @@ class Supervisor:
     def _change_on(self, now: float) -> None:
         """The next step of a change, once the last one is done."""
         for replica in self._old():
-            if replica.state in (State.WAITING, State.FAILED):
-                self._gone(replica, now)
+            if replica.state in (State.WAITING, State.FAILED, State.STARTING):
+                self._take_down(replica, now)  # it serves nothing: it need not come up first
         new = [r for r in self.replicas if r.generation == self._wanted.generation]
         old = self._old()
         if self._before is not None and any(r.state is State.FAILED for r in new):
