@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.domain.errors import StoreError
+from ridgeline.domain.errors import BadInput
 from ridgeline.tuning.assembling import budget_words
 from ridgeline.tuning.budgeting import Limits, reserve_of, spent_s
 from ridgeline.tuning.concluding import conclude
@@ -242,7 +242,7 @@ def test_another_question_is_refused_by_its_difference(
 ) -> None:
     finished(tmp_path)
     before = (tmp_path / "tune.jsonl").read_bytes()
-    with pytest.raises(StoreError) as refused:
+    with pytest.raises(BadInput) as refused:
         finished(tmp_path, changed)
     assert named in str(refused.value)
     assert "--out" in str(refused.value)

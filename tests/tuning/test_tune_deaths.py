@@ -220,3 +220,7 @@ def test_a_budget_that_measures_nothing_is_said(
     assert found.verdict == "No recommendation: nothing was measured."
     with pytest.raises(BadInput, match="recommends nothing"):
         tuned_from(tmp_path / "out")
+    (tmp_path / "small.yaml").write_text(STUDY.replace("ttft_p95_ms: 400", "ttft_p95_ms: 300"))
+    assert run([*call, "--gpu-minutes", "0.01"]) == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if "another question" in x]
+    assert "slo.ttft_p95_ms: 400 -> 300; choose another folder with --out" in line

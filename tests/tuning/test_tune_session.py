@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.domain.errors import StoreError
+from ridgeline.domain.errors import BadInput, StoreError
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning.budgeting import Limits
 from ridgeline.tuning.concluding import conclude
@@ -152,7 +152,7 @@ def test_a_budget_in_trials_holds_and_a_second_start_goes_on(tmp_path: Path) -> 
 
 def test_another_baseline_is_refused_in_the_same_folder(tmp_path: Path) -> None:
     tuned(tmp_path, seqs(110))
-    with pytest.raises(StoreError, match=r"another question: baseline\.max_num_seqs: 100 -> 90"):
+    with pytest.raises(BadInput, match=r"another question: baseline\.max_num_seqs: 100 -> 90"):
         tuned(tmp_path, seqs(110), the_setting=setting(seqs=90))
 
 

@@ -131,10 +131,11 @@ def budget_words(setting: Setting, limits: Limits, start_s: float) -> list[str]:
         places, run_s = setting.places, setting.run_s(setting.window_s) + setting.cold_s
         group_s = (setting.starting_s(start_s, places) + places * run_s) * setting.gpus_for()
         count = int(max(limits.gpu_s - reserve.total_s, 0.0) / max(group_s, 1e-9) * places)
+        needed = f" of {reserve.needed_s / 60:.1f} needed" if reserve.share < 1 else ""
         lines.append(
             f"budget: {limits.gpu_s / 60:g} GPU minutes{_wall(setting, limits.gpu_s)}, of them"
-            f" {reserve.total_s / 60:.1f} kept from the search ({told}); about {count} trials fit"
-            " into the rest, and it ends earlier when no more is to be gained"
+            f" {reserve.total_s / 60:.1f}{needed} kept from the search ({told}); about {count}"
+            " trials fit into the rest, and it ends earlier when no more is to be gained"
         )
         least_s = budgeting.needed_s(setting, start_s)
         if least_s > reserve.without_gate_s:
@@ -143,9 +144,7 @@ def budget_words(setting: Setting, limits: Limits, start_s: float) -> list[str]:
                 f" {PLAN.least} rounds with one finalist and its soak; it may end undecided"
             )
         elif reserve.share < 1:
-            lines.append(
-                f"budget: all of that would take {reserve.needed_s / 60:.1f}: fewer finalists go on"
-            )
+            lines.append("budget: fewer finalists than asked for may go on")
     if limits.trials is not None:
         lines.append(
             f"budget: {limits.trials} trials, then a duel and a soak of about"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ridgeline.domain.errors import GIVEN_UP, StoreError
+from ridgeline.domain.errors import GIVEN_UP, BadInput
 from ridgeline.experiment.ledger import begin_index
 from ridgeline.experiment.plan import plan_runs
 from ridgeline.experiment.protocol import Calibrate
@@ -85,7 +85,7 @@ class Session:
     space: Space | None = None
 
     def run(self) -> Found:
-        """All of it; raises StoreError where the folder holds another tuning."""
+        """All of it; raises BadInput where the folder holds another tuning."""
         self._begin()
         ended = self._search()
         if self.watch.stop_asked():
@@ -125,14 +125,14 @@ class Session:
         self._answer_open(told)
 
     def _check_same(self, told: Told, question: Mapping[str, Any]) -> None:
-        """Refuse to go on with another question; raises StoreError that names the difference."""
+        """Refuse to go on with another question; raises BadInput that names the difference."""
         if told.fingerprint is None:
             return
         found = [] if told.question is None else differences(told.question, question)
         if not found and told.fingerprint == self.setting.fingerprint:
             return
         what = told_differences(found) if found else "another baseline, load or target"
-        raise StoreError(
+        raise BadInput(
             f"holds the tuning of another question: {what}",
             where=str(self.journal.path),
             fix="choose another folder with --out, or take the change back",

@@ -63,7 +63,9 @@ class Soak:
         run_id = plan_runs(plan)[0].run_id
         folder = self.folder / SOAK
         begun = time.monotonic()
-        if not self._known(folder / run_id, plan):
+        needed_s = base.run_s(SOAK_S) * self.setting.gpus_for(candidate)
+        held = not base.simulated or needed_s <= left_s  # of a real one the runner looks itself
+        if held and not self._known(folder / run_id, plan):
             watch = TrialsWatch({}, self.journal, base.goal, self.watch, {})
             run_plan(
                 plan, StudyDirectory(folder), self.engines, watch, command=self.command,
