@@ -1,6 +1,9 @@
 """Drift: traffic inside the envelope, at its edge, outside; and whether a re-tune pays."""
 
 import json
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +13,8 @@ from ridgeline.cli.main import run as ridgeline
 from ridgeline.cli.winneroption import tuned_from
 from ridgeline.diagnosis.drift import Edge, Tuned, drift, shifts
 from ridgeline.diagnosis.evidence import Evidence
+from ridgeline.diagnosis.finding import Gain, Try
+from ridgeline.diagnosis.retuning import Retuning, retune
 from ridgeline.domain.workload import Lengths, Outputs, Prompts, SharedPrefix, TrafficClass
 from ridgeline.tuning.outcome import Reach, Side, TuneResult, write_result
 from support.situations import Q4, TUNED
@@ -81,7 +86,7 @@ def test_the_load_against_the_envelope(rate: float, states: set[str], winner: Pa
 
 
 def test_shorter_prompts_leave_it_downwards(winner: Path) -> None:
-    found = drift(_seen(4.0, prompt=64), tuned_from(winner), ask_twin=False)
+    found = drift(_seen(4.0, prompt=64), tuned_from(winner), retune=None)
     assert found is not None
     assert "has left the envelope" in found.title
     assert "prompt lengths x 0.25" in found.title
@@ -90,7 +95,7 @@ def test_shorter_prompts_leave_it_downwards(winner: Path) -> None:
 
 
 def test_inside_it_is_said_and_nothing_is_proposed(winner: Path) -> None:
-    found = drift(_seen(4.0), tuned_from(winner), ask_twin=True)
+    found = drift(_seen(4.0), tuned_from(winner), retune=retune)
     assert found is not None
     assert found.title == f"the traffic is inside the envelope of {winner}"
     assert not found.tries
@@ -100,7 +105,7 @@ def test_a_retune_pays_where_another_configuration_is_clearly_better(winner: Pat
     """Sixteen slots, and a load that fills them: more slots carry more."""
     seen = _seen(0.0, users=48)
     tuned = tuned_from(winner)
-    found = drift(seen, tuned, ask_twin=True)
+    found = drift(seen, tuned, retune=retune)
     assert found is not None
     assert "load" in found.title
     assert "a re-tune pays" in found.title
@@ -120,7 +125,7 @@ def test_a_retune_pays_where_another_configuration_is_clearly_better(winner: Pat
 def test_it_does_not_pay_where_nothing_is_short(winner: Path) -> None:
     """The load has halved: less of it, but the same configuration is as good as any."""
     (winner.parent / "tune.json").unlink()
-    found = drift(_seen(2.0), tuned_from(winner), ask_twin=True)
+    found = drift(_seen(2.0), tuned_from(winner), retune=retune)
     assert found is not None
     assert "is not what" in found.title
     assert "a re-tune pays" not in found.title
@@ -156,7 +161,7 @@ def test_cache_hits_and_classes_are_held_against_the_plan() -> None:
 
 def test_too_few_requests_say_nothing(winner: Path) -> None:
     seen = stage(serving(Q4), load(rate=0.3, prompt=64, output=16, duration=10.0)).evidence()
-    assert drift(seen, tuned_from(winner), ask_twin=False) is None
+    assert drift(seen, tuned_from(winner), retune=None) is None
 
 
 def test_the_command(winner: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,3 +185,87 @@ def test_the_command(winner: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "empty").mkdir()
     assert ridgeline(["doctor", *named, "--winner", str(tmp_path / "empty")]) == 2
     assert "holds neither winner.yaml nor a study" in capsys.readouterr().err
+
+
+def test_the_runner_up_is_told_with_what_it_saves_a_token(winner: Path) -> None:
+    """The tuning's other finalist had more slots; at three times the load it carries more."""
+    tuned = replace(tuned_from(winner), others=(
+        ("the runner-up", serving(**{**TUNED, "max_num_seqs": 128})),))  # fmt: skip
+    change = retune(_seen(0.0, users=120), tuned)
+    (gain, *_) = change.gain
+    assert gain.better
+    cheaper = 1 - 1 / gain.ratio
+    assert f"{cheaper:.0%} cheaper a token ({1 - 1 / gain.low:.0%} to" in change.expect
+    found = drift(_seen(0.0, users=120), tuned, retune=lambda *_: change)
+    assert found is not None
+    assert f"; a re-tune pays: {change.expect}" in found.title
+
+
+def test_twice_the_tokens_on_four_times_the_gpus_are_no_cheaper(winner: Path) -> None:
+    four = ("four replicas", serving(**{**TUNED, "max_num_seqs": 16, "data_parallel_size": 4}))
+    one = tuned_from(winner)
+    alone = replace(one, others=(four,))
+    change = retune(_seen(0.0, users=24), alone)
+    assert "four replicas" not in change.expect, "24 users do not fill four times 16 slots"
+
+
+def _moved(winner: Path) -> tuple[Evidence, Tuned]:
+    return _seen(14.0), tuned_from(winner)
+
+
+def test_while_watching_the_answer_comes_later_and_once(winner: Path) -> None:
+    e, tuned = _moved(winner)
+    go, asked = threading.Event(), []
+
+    def ask(seen: Evidence, of: Tuned) -> Try:
+        asked.append((seen, of))
+        assert go.wait(10)
+        return Try("ridgeline tune", "x", None, expect="four slots", gain=(
+            Gain("output_tokens_per_s", 1.5, 1.2, 1.8, better=True),))  # fmt: skip
+
+    retuning = Retuning(tuned, ask)
+    first = drift(e, tuned, retune=lambda seen, _: retuning.answer("a", seen))
+    assert first is not None
+    assert first.tries[0].why_no_gain == "the twin is being asked"
+    assert "pays" not in first.title
+    for _ in range(5):
+        assert retuning.answer("a", e) is None, "nobody waits for the twin"
+        assert retuning.answer("b", e) is None, "and one is asked about at a time"
+    go.set()
+    _until(lambda: retuning.answer("a", e) is not None)
+    told = drift(e, tuned, retune=lambda seen, _: retuning.answer("a", seen))
+    assert told is not None
+    assert told.title.endswith("; a re-tune pays: four slots")
+    assert len([seen for seen, _ in asked if seen is e]) == len(asked)
+    before = len(asked)
+    for _ in range(20):
+        assert retuning.answer("a", e) is not None
+    assert len(asked) == before, "the same is not asked again"
+
+
+def test_traffic_inside_the_envelope_is_not_asked_about(winner: Path) -> None:
+    tuned = tuned_from(winner)
+    asked: list[int] = []
+    retuning = Retuning(tuned, lambda *_: asked.append(1) or Try("x", "y"))
+    assert retuning.answer("a", _seen(4.0)) is None
+    assert asked == []
+
+
+def test_a_twin_that_fails_is_an_answer(winner: Path) -> None:
+    e, tuned = _moved(winner)
+
+    def fails(*_: object) -> Try:
+        raise ValueError("of the twin")
+
+    retuning = Retuning(tuned, fails)
+    _until(lambda: retuning.answer("a", e) is not None)
+    found = drift(e, tuned, retune=lambda seen, _: retuning.answer("a", seen))
+    assert found is not None
+    assert "whether a re-tune pays is not known (the twin does not answer" in found.title
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from study_factory import CASES, ROOF, bench, study
+from watched_recording import record
 
 from ridgeline.report.html import write
+from ridgeline.report.watchedpage import write as write_watched
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -298,3 +300,18 @@ def test_the_words_of_a_limit_hide_the_curve_behind_them(browser, pages):
             ".map(a => getComputedStyle(a.querySelector('.bg')).fillOpacity)"
         )
         assert grounds == ["1"]
+
+
+@pytest.mark.parametrize("viewport", [{"width": 1280, "height": 800}, PHONE])
+def test_a_recording_of_watch_gets_a_page(browser, tmp_path, viewport):
+    write_watched(record(tmp_path / "kept"), tmp_path / "watched.html")
+    with opened(browser, tmp_path / "watched.html", viewport) as seen:
+        until(seen, "() => document.documentElement.dataset.ready === 'true'")
+        assert seen.complaints == []
+        assert [r for r in seen.requests if not r.startswith("file:")] == []
+        assert seen.ask("() => document.documentElement.scrollWidth") <= viewport["width"]
+        assert seen.ask("() => document.querySelectorAll('#chart-findings .point').length") == 5
+        seen.page.click('button[data-view="gpu-1:8000"]')
+        until(seen, "() => document.getElementById('title-time').textContent.startsWith('gpu-1')")
+        lines = "() => document.querySelectorAll('#chart-time .scatterlayer .trace').length"
+        until(seen, f"() => ({lines})() === 8")

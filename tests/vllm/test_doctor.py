@@ -153,7 +153,7 @@ def test_a_frozen_engine_core(four_slots: RealVllm, diagnose: Diagnose, tmp_path
         _until(lambda: _gauge(four_slots, "vllm:num_requests_running") == 4)
         core.send_signal(signal.SIGSTOP)
         try:
-            found = diagnose(four_slots, seconds=31)
+            found = diagnose(four_slots, seconds=24)
         finally:
             core.send_signal(signal.SIGCONT)
     first = found["first"]

@@ -165,9 +165,10 @@ def doctor(
 
 def _drift(evidence: "Evidence", tuned: "Tuned", *, gains: bool) -> "tuple[Finding, ...]":
     from ridgeline.diagnosis.drift import LEAST_REQUESTS, drift  # noqa: PLC0415
+    from ridgeline.diagnosis.retuning import retune  # noqa: PLC0415
 
     with _working("asking the twin whether a re-tune pays") if gains else nullcontext():
-        found = drift(evidence, tuned, ask_twin=gains)
+        found = drift(evidence, tuned, retune=retune if gains else None)
     if found is None:
         say(f"--winner: fewer than {LEAST_REQUESTS} requests ended in the time that was looked at,"
             " too few to hold against its traffic; look longer with --seconds")  # fmt: skip

@@ -47,7 +47,7 @@ def report(
     if len(paths) > 1 or paths[0].is_file():
         return _side_by_side(paths, html, markdown, export_vllm, quiet=quiet)
     (directory,) = paths
-    if _recording(directory, html, markdown, export_vllm):
+    if _recording(directory, html, markdown, export_vllm, quiet=quiet):
         return 0
     from ridgeline.experiment.results import load_results  # noqa: PLC0415
     from ridgeline.report.html import write  # noqa: PLC0415
@@ -79,18 +79,24 @@ def report(
     return 0
 
 
-def _recording(directory: Path, *files: Path | None) -> bool:
+def _recording(directory: Path, html: Path | None, *files: Path | None, quiet: bool) -> bool:
     """Shows what `ridgeline watch --record` kept; False where it kept nothing."""
     from ridgeline.diagnosis.recorded import is_recording  # noqa: PLC0415
 
     if not is_recording(directory):
         return False
     if any(files):
-        raise BadInput("is a recording of `ridgeline watch`, which has no page or file of its own",
-                       where=str(directory), fix="leave --html and the like out")  # fmt: skip
+        raise BadInput("is a recording of `ridgeline watch`, which has a page and a table only",
+                       where=str(directory), fix="use --html FILE")  # fmt: skip
     from ridgeline.report.watched import watched_console  # noqa: PLC0415
 
-    show(watched_console(directory))
+    if not quiet:
+        show(watched_console(directory))
+    if html is not None:
+        from ridgeline.report.watchedpage import write  # noqa: PLC0415
+
+        write(directory, html)
+        say(f"report: {html}")
     return True
 
 

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from ridgeline.diagnosis.finding import Finding
     from ridgeline.diagnosis.live import Now
 
 MANY = 24  # replicas, from which on the view shows only the worst of them
@@ -22,8 +23,16 @@ def first_said(row: "Now") -> str:
     if not row.up:
         return f"no answer ({(row.trouble or '').rstrip('0123456789 s')})"
     firm = [f.id for f in row.findings if f.kind != "note"]
-    moved = [f.id for f in row.findings if f.id == "drift" and f.tries]
+    moved = [f"drift {_answered(f)}" for f in row.findings if f.id == "drift" and f.tries]
     return " ".join((*firm[:1], *moved))
+
+
+def _answered(finding: "Finding") -> str:
+    """Whether the twin's answer is there, and what it is: a line more when it comes."""
+    (change,) = finding.tries
+    if not change.gain:
+        return "not known"
+    return "pays" if any(g.better for g in change.gain) else "not yet"
 
 
 def _says(row: "Now") -> str:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from ridgeline.diagnosis.drift import Tuned
     from ridgeline.diagnosis.live import Now, Pool, Replica
+    from ridgeline.diagnosis.retuning import Retuning
     from ridgeline.diagnosis.storedpool import StoredPool, StoredReplica
 
 RECORD_EVERY_S = 10.0  # pages are kept so often
@@ -24,6 +25,7 @@ class State:
     ) -> None:
         self._pool = pool
         self._tuned = tuned
+        self._retuning: Retuning | None = None
         self._record = record
         self._kept = float("-inf")
         self.now: list[Now] = pool.now()
@@ -41,8 +43,12 @@ class State:
         from dataclasses import replace  # noqa: PLC0415
 
         from ridgeline.diagnosis.drift import drift  # noqa: PLC0415
+        from ridgeline.diagnosis.retuning import Retuning  # noqa: PLC0415
 
-        found = drift(row.evidence, self._tuned, ask_twin=False)
+        if self._retuning is None:
+            self._retuning = Retuning(self._tuned)
+        asked = self._retuning
+        found = drift(row.evidence, self._tuned, retune=lambda e, _: asked.answer(row.name, e))
         return row if found is None else replace(row, findings=(*row.findings, found))
 
     def close(self) -> None:

@@ -7,22 +7,17 @@ difference is only a difference: whether it matters is asked of the twin.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log, sqrt
-from statistics import NormalDist
+from math import sqrt
 
-from ridgeline.diagnosis.account import Account
 from ridgeline.diagnosis.evidence import Evidence
-from ridgeline.diagnosis.finding import Fact, Finding, Gain, Try
-from ridgeline.diagnosis.gain import deviation_of, with_gain
-from ridgeline.domain.bands import Z
+from ridgeline.diagnosis.finding import Fact, Finding, Try
+from ridgeline.diagnosis.gain import deviation_of
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.workload import TrafficClass, Workload
 
 Z95 = 1.96
 LEAST_REQUESTS = 20
 LOAD, PROMPTS, OUTPUTS = "load", "prompt lengths", "output lengths"
-FACTORS = (0.5, 2.0, 4.0)  # of a knob's present value
-VARIED = ("max_num_seqs", "max_num_batched_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +81,13 @@ def shifts(e: Evidence, tuned: Tuned) -> list[Shift]:
     return [_placed(s, edges.get(s.what)) for s in found]
 
 
-def drift(e: Evidence, tuned: Tuned, *, ask_twin: bool) -> Finding | None:
-    """The finding; None where too few requests ended to say anything."""
+def drift(
+    e: Evidence, tuned: Tuned, *, retune: Callable[[Evidence, Tuned], Try | None] | None
+) -> Finding | None:
+    """The finding; None where too few requests ended to say anything.
+
+    retune: asks whether a change pays (None: not asked); its answer may be not there yet.
+    """
     found = shifts(e, tuned)
     if not found:
         return None
@@ -98,12 +98,15 @@ def drift(e: Evidence, tuned: Tuned, *, ask_twin: bool) -> Finding | None:
         where = f"inside the envelope of {tuned.name}" if tuned.edges else (
             f"as {tuned.name} was made for")  # fmt: skip
         return Finding("drift", f"the traffic is {where}", "note", 0.0, "", facts, "high")
-    change = _retune(e, tuned) if ask_twin else Try(
-        "ridgeline doctor --winner", "asks the twin whether a re-tune pays", None,
-        why_no_gain="not asked while watching")  # fmt: skip
+    change = None if retune is None else retune(e, tuned)
+    said = "" if change is None else f"; {pays(change)}"
+    if change is None:
+        why = "not asked" if retune is None else "the twin is being asked"
+        change = Try("ridgeline doctor --winner", "asks the twin whether a re-tune pays", None,
+                     why_no_gain=why)  # fmt: skip
     return Finding(
-        "drift", f"{_title(tuned, out, moved)}{_pays(change) if ask_twin else ''}", "note", 0.0,
-        "", facts, "high" if out else "medium", (change,),
+        "drift", f"{_title(tuned, out, moved)}{said}", "note", 0.0, "", facts,
+        "high" if out else "medium", (change,),
     )  # fmt: skip
 
 
@@ -124,12 +127,12 @@ def _lost_at(shift: Shift) -> float:
     return (edge.up if shift.factor > 1 else edge.down) or 0.0
 
 
-def _pays(change: Try) -> str:
+def pays(change: Try) -> str:
+    """What an answer comes to, in a few words: `expect` says it where there is a gain."""
     if not change.gain:
-        return "; whether a re-tune pays is not known"
-    if any(g.better for g in change.gain):
-        return "; a re-tune pays"
-    return "; no change that the twin tried is clearly better"
+        return f"whether a re-tune pays is not known ({change.why_no_gain})"
+    better = next((g for g in change.gain if g.better), None)
+    return f"a re-tune pays: {change.expect}" if better else f"not yet: {change.expect}"
 
 
 def _placed(shift: Shift, edge: Edge | None) -> Shift:
@@ -257,57 +260,3 @@ def _mix(e: Evidence, plan: Workload) -> Iterable[Shift]:
     half = Z95 * sqrt(max(middle * (1 - middle), 1 / seen.count) / seen.count)
     yield Shift(f"share of class {longest.name}", planned, middle, max(0.0, least - half) / planned,
                 (most + half) / planned, "of the requests", "")  # fmt: skip
-
-
-# -- whether a re-tune pays
-
-
-def _retune(e: Evidence, tuned: Tuned) -> Try:
-    """The best of a few changes on the observed traffic, by the twin; or why it is not known."""
-    known = replace(e.known, configuration=tuned.configuration)
-    seen = replace(e, known=known)
-    base = Finding("drift", "", "note", 0.0)
-    tried = [with_gain(seen, base, change) for change in _changes(seen, tuned)]
-    told = [t for t in tried if t.gain]
-    if not told:
-        why = next((t.why_no_gain for t in tried if t.why_no_gain), "nothing is left to try")
-        return Try("ridgeline tune", "with the traffic above", None, why_no_gain=why)
-    best = max(told, key=lambda t: _sure(t.gain[0]))
-    wider = NormalDist().inv_cdf(1 - 0.05 / len(told)) / Z  # the best of so many looks
-    gain = tuple(_widened(g, max(1.0, wider)) for g in best.gain)
-    expect = (
-        f"of {len(told)} changes tried on the traffic above, {best.knob} -> {best.value} is best"
-    )
-    return Try("ridgeline tune", "with the traffic above", None, best.metric, expect, gain)
-
-
-def _changes(e: Evidence, tuned: Tuned) -> list[Try]:
-    """What it was compared with, and its neighbours in the two knobs that traffic moves most."""
-    own = tuned.configuration.knobs.given()
-    found = []
-    for name, other in tuned.others:
-        given = other.knobs.given()
-        change = {k: v for k, v in given.items() if own.get(k) != v}
-        if change:
-            found.append(Try(name, ", ".join(f"{k}={v}" for k, v in change.items()), change))
-    resolved = Account(e).knobs
-    for knob in VARIED:
-        now = own.get(knob) or (None if resolved is None else getattr(resolved, knob))
-        if now is None:
-            continue
-        for factor in FACTORS:
-            value = max(1, int(now * factor))
-            found.append(Try(knob, str(value), {knob: value}))
-    return found
-
-
-def _sure(gain: Gain) -> float:
-    """How much better at the least."""
-    return gain.low if gain.metric == "output_tokens_per_s" else 1 / gain.high
-
-
-def _widened(gain: Gain, by: float) -> Gain:
-    low = gain.ratio * exp(by * log(gain.low / gain.ratio))
-    high = gain.ratio * exp(by * log(gain.high / gain.ratio))
-    better = low > 1 if gain.metric == "output_tokens_per_s" else high < 1
-    return replace(gain, low=low, high=high, better=better)

@@ -7,7 +7,7 @@ store has it beside a run, is made of it at the end, or when somebody reads the 
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,49 @@ def summaries(folder: Path) -> list[Recorded]:
         )
         for name, told in values.items()
     ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Looks in a row at one replica with the same first finding, in seconds from the first look.
+
+    finding: its id, NONE where there is none, DOWN where it did not answer.
+    """
+
+    replica: str
+    begin_s: float
+    end_s: float
+    finding: str
+
+
+NONE, DOWN = "none", "no answer"
+
+
+def stretches(folder: Path) -> list[Stretch]:
+    """What came first, over the time, each until the replica's next look. Raises StoreError."""
+    lines = _lines(folder)
+    if not lines:
+        return []
+    begun = float(lines[0]["at"])
+    found: dict[str, list[Stretch]] = {}
+    for line in lines:
+        at, name = float(line["at"]) - begun, str(line["replica"])
+        first = str((line.get("findings") or [NONE])[0]) if line.get("up") else DOWN
+        rows = found.setdefault(name, [])
+        if rows:
+            rows[-1] = replace(rows[-1], end_s=at)
+        if not rows or rows[-1].finding != first:
+            rows.append(Stretch(name, at, at, first))
+    return [stretch for rows in found.values() for stretch in rows]
+
+
+def series(folder: Path) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Replica -> figure -> (seconds from the first look, value), in order. Raises StoreError."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in telemetry(folder):
+        rows = found.setdefault(row.unit, {}).setdefault(row.metric, [])
+        rows.append((row.at_ns / 1e9, row.value))
+    return found
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:

@@ -129,7 +129,11 @@ def payload(report: StudyReport, charts: dict[str, Chart], chosen: str) -> Marku
             for chart in charts.values()
         ],
     }
-    text = json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return script_text(json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":")))
+
+
+def script_text(text: str) -> Markup:
+    """JSON as it can stand inside a script element."""
     # "</script>" and "<!--" end or change a script element whatever the type says.
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ridgeline.diagnosis.recorded import Recorded, summaries
 
-_FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "output_tokens_per_s": ("tok/s", lambda v: f"{v:,.0f}"),
     "running": ("run", lambda v: f"{v:.3g}"),
     "waiting": ("wait", lambda v: f"{v:.3g}"),
@@ -27,20 +27,20 @@ _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
 def watched_console(folder: Path) -> RenderableType:
     """A table of the replicas. Raises StoreError."""
     rows = summaries(folder)
-    shown = [m for m in _FIGURES if any(m in row.means for row in rows)]
+    shown = [m for m in FIGURES if any(m in row.means for row in rows)]
     table = Table(title=f"{folder}: {len(rows)} replicas, recorded over {_longest(rows):.0f} s")
-    for name in ("replica", "answered", *(_FIGURES[m][0] for m in shown)):
+    for name in ("replica", "answered", *(FIGURES[m][0] for m in shown)):
         table.add_column(name, overflow="fold")
     for row in rows:
-        cells = [_FIGURES[m][1](row.means[m]) if m in row.means else "-" for m in shown]
+        cells = [FIGURES[m][1](row.means[m]) if m in row.means else "-" for m in shown]
         table.add_row(row.name, f"{row.up} of {row.looks}", *cells)
-    found = [Text(f"{row.name}: {_findings(row)}") for row in rows]
+    found = [Text(f"{row.name}: {findings_words(row)}") for row in rows]
     note = ("Means over the looks (of a p95: of the p95 of half a minute each). All readings:"
             " telemetry.parquet; the pages: `ridgeline doctor --from` the folder.")  # fmt: skip
     return Group(table, *found, Text(note, "dim"))
 
 
-def _findings(row: Recorded) -> str:
+def findings_words(row: Recorded) -> str:
     """What came first, and in how many of the looks."""
     told = ", ".join(f"{name} {share:.0%}" for name, share in row.first_findings.items())
     return told or "never answered"
