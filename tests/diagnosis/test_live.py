@@ -211,7 +211,11 @@ def test_the_view_where_nobody_looks_records_and_ends(
         file.write('{"at": 17')
     assert ridgeline(["report", str(out)]) == 0
     assert read_telemetry(out) == rows_kept
-    assert ridgeline(["report", str(out), "--html", str(tmp_path / "x.html")]) == 2
+    assert ridgeline(["report", str(out), "--html", str(tmp_path / "x.html")]) == 0
+    page = (tmp_path / "x.html").read_text()
+    assert "batch-ceiling" in page
+    assert url in page
+    assert ridgeline(["report", str(out), "--markdown", str(tmp_path / "x.md")]) == 2
     assert "is a recording of `ridgeline watch`" in capsys.readouterr().err
 
 
