@@ -23,13 +23,14 @@ from ridgeline.domain.classways import (
     ranked,
     splits,
 )
-from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.domain.slo import SHARE_KEYS, Limit
 from ridgeline.domain.workload import Workload
 from ridgeline.experiment.predicting import Prediction, Predictor
 from ridgeline.workload.study import ExperimentSpec
 
 LOOK_S, LOOK_WARMUP_S = 10.0, 5.0
+MOST_CHANGES = 6  # of one pool, each on every number of replicas
 MOST_FULL = 6  # runs in full of one way, before it is told as it then stands
 NEAR = 1.25  # a latency of a short look that is this much above its limit may be inside in full
 ALIKE = 0.01  # a cost that is less than this apart is the same: the simpler way is taken
@@ -145,24 +146,33 @@ class _Search:
         )  # fmt: skip
         self.most = max(spec.configuration.replicas for spec in specs)
         self.changes = list(_changes(specs))
+        self.given = [s.configuration for s in specs if s.configuration.pools]
         self.looked_at = 0
 
     def result(self) -> ClassPlan:
         """All three ways."""
         found = []
         for way, made in (
-            (FCFS, [one_pool(self.base, n, "fcfs") for n in range(1, self.most + 1)]),
-            (PRIORITY, [one_pool(self.base, n, "priority") for n in range(1, self.most + 1)]),
+            (FCFS, list(self._one_pool("fcfs"))),
+            (PRIORITY, list(self._one_pool("priority"))),
             (POOLS, list(self._pools())),
         ):
             if made:
                 found += self._way(way, made)
         return ClassPlan(tuple(found), self.group, self.looked_at, self.notes)
 
+    def _one_pool(self, policy: str) -> Iterable[Configuration]:
+        """With the baseline's knobs and with what the study sets: pools may have these, too."""
+        for replicas in range(1, self.most + 1):
+            made = one_pool(self.base, replicas, policy)
+            for change in ({}, *self.changes[:MOST_CHANGES]):
+                yield replace(made, knobs=made.knobs.with_changes(change))
+
     def _pools(self) -> Iterable[Configuration]:
         for replicas in range(2, self.most + 1):
             for counts in splits(replicas, (URGENT, BATCH)):
                 yield pooled(self.base, counts, self.group)
+        yield from self.given  # the study's own pools, as they stand
 
     def _way(self, way: str, made: Sequence[Configuration]) -> list[Alternative]:
         """The cheapest inside the limits, and what the most replicas give, each in full."""
@@ -228,14 +238,16 @@ class _Search:
         def replicas(n: int) -> str:
             return f"{n} replica" + ("s" if n != 1 else "")
 
+        def own(knobs: Knobs) -> list[str]:
+            return [f"{n} {v}" for n, v in knobs.given().items()
+                    if n not in _FREE and getattr(self.base.knobs, n) != v]  # fmt: skip
+
         if not configuration.pools:
-            return replicas(configuration.replicas)
+            return ", ".join([replicas(configuration.replicas), *own(configuration.knobs)])
         told = []
         for pool in configuration.pools:
-            own = [f"{n} {v}" for n, v in pool.knobs.given().items()
-                   if n not in _FREE and getattr(self.base.knobs, n) != v]  # fmt: skip
             count = replicas(pool.knobs.data_parallel_size or 1)
-            told.append(", ".join([f"{count} for {' and '.join(pool.classes)}", *own]))
+            told.append(", ".join([f"{count} for {' and '.join(pool.classes)}", *own(pool.knobs)]))
         return "; ".join(told)
 
 
@@ -256,12 +268,12 @@ def _small_first(found: Prediction) -> tuple[float, ...]:
 
 
 def _changes(specs: Sequence[ExperimentSpec]) -> Iterable[dict[str, Any]]:
-    """The engine options that the study's experiments set, each experiment's together."""
+    """What the study's experiments and their pools set of engine options, each one's together."""
     given = specs[0].configuration.knobs
     seen: list[dict[str, Any]] = []
-    for spec in specs[1:]:
-        knobs = spec.configuration.knobs.given()
+    for part in (part for spec in specs[1:] for part in spec.configuration.parts):
+        knobs = part.knobs.given()
         change = {n: v for n, v in knobs.items() if n not in _FREE and getattr(given, n) != v}
-        if change and change not in seen and not spec.configuration.pools:
+        if change and change not in seen:
             seen.append(change)
             yield change
