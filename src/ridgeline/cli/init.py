@@ -151,6 +151,8 @@ def study_text(
         "workload:  # put in your traffic: the answer depends on it more than on anything else",
         "  arrivals: {users: 100}  # each sends one request after another; or {rate_per_s: 20}",
         *_lengths(knobs.get("max_model_len")),
+        "  # several kinds: classes: {chat: {share: 0.8, priority: 0}, batch: {share: 0.2}}, each",
+        "  #   with lengths and slo of its own; pools: {chat: {}, batch: {}} gives each servers",
         "  warmup_s: 20",
         "  duration_s: 90",
         "  seed: 7",
