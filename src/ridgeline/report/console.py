@@ -57,6 +57,7 @@ def study(report: StudyReport) -> RenderableType:
     if comparisons_words(report):
         parts.insert(3, Text(comparisons_words(report), style="dim"))
     parts += [Text(cost) for cost in report.router_costs]
+    parts += [Text(line) for line in report.speculation]
     parts += [Text(f"warning: {warning}", style="yellow") for warning in report.warnings]
     if report.badge.source == "twin":  # what its constants are worth here, requests it left
         notes = [text for label, text in report.how if label == "Note"]

@@ -24,7 +24,9 @@ from ridgeline.experiment.results import (
     load_results,
     load_study_copy,
 )
+from ridgeline.experiment.speculation import speculation_over_load
 from ridgeline.report import numbers
+from ridgeline.report.crossovertext import speculation_words
 from ridgeline.report.evidence import distribution, error_lines, roofline_points, series
 from ridgeline.report.figures import path_words
 from ridgeline.report.how import how_measured, load_words
@@ -108,6 +110,11 @@ def report_of(
         ridgeline_version=result.index.ridgeline,
         warnings=result.warnings,
         router_costs=tuple(router_text(cost) for cost in result.router_costs),
+        speculation=tuple(
+            line
+            for one in speculation_over_load(result.experiments)
+            for line in speculation_words(one)
+        ),
         knee=read_knee(directory) if sweeps else None,
         tune=tune,
     )

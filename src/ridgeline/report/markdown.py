@@ -39,6 +39,9 @@ def render(report: StudyReport, runs: Mapping[str, Sequence[StoredRun]]) -> str:
     if report.router_costs:
         told = (f"- {cost[0].upper()}{cost[1:]}." for cost in report.router_costs)
         parts += ["## What the router costs", "\n".join(told)]
+    if report.speculation:
+        told = (f"- {line[0].upper()}{line[1:]}." for line in report.speculation)
+        parts += ["## Speculation over load", "\n".join(told)]
     if report.findings:
         parts += ["## Findings", _findings(report)]
     account = account_table(report)

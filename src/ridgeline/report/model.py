@@ -259,6 +259,7 @@ class StudyReport:
     ridgeline_version: str | None = None
     warnings: tuple[str, ...] = ()
     router_costs: tuple[str, ...] = ()
+    speculation: tuple[str, ...] = ()
     knee: KneeResult | None = None
     tune: TuneResult | None = None
 

@@ -23,6 +23,7 @@ from ridgeline.tuning.search import Search, Windows
 from ridgeline.tuning.session import Found, Session
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.space import Space
+from ridgeline.tuning.speculating import speculation_lines
 from ridgeline.tuning.trial import Candidate, History
 from ridgeline.tuning.watching import TuneWatch
 
@@ -171,5 +172,5 @@ def concluded(session: Session, found: Found, ablation: tuple[Bought, ...]) -> T
     return conclude(
         session, found, ablation=ablation, envelope=reaches, envelope_by=by,
         certificate=afterwards.certificate(session, found, winner),
-        quality=unjudged(session.setting),
+        quality=unjudged(session.setting), notes=speculation_lines(session, found),
     )  # fmt: skip
