@@ -13,6 +13,7 @@ from study_factory import CASES, ROOF, bench, study
 from watched_recording import record
 
 from ridgeline.report.html import write
+from ridgeline.report.load import load_report
 from ridgeline.report.watchedpage import write as write_watched
 
 BROWSER = next(
@@ -315,3 +316,33 @@ def test_a_recording_of_watch_gets_a_page(browser, tmp_path, viewport):
         until(seen, "() => document.getElementById('title-time').textContent.startsWith('gpu-1')")
         lines = "() => document.querySelectorAll('#chart-time .scatterlayer .trace').length"
         until(seen, f"() => ({lines})() === 8")
+
+
+TUNING = Path(__file__).parents[2] / "results/h200/tune/h200-tune-32"
+
+
+@pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
+def test_a_tunings_tables_show_every_column(browser, tmp_path, viewport):
+    """The H200's tuning: names of five options, six columns; on a phone a row is a card."""
+    write(load_report(TUNING, details=False), tmp_path / "tune.html")
+    with opened(browser, tmp_path / "tune.html", viewport) as seen:
+        found = seen.ask("""() => [...document.querySelectorAll('#tune .scroll')].map(box => ({
+            title: box.getAttribute('aria-label'), over: box.scrollWidth - box.clientWidth,
+            cells: [...box.querySelectorAll('tbody th, tbody td')].map(c => {
+                const r = c.getBoundingClientRect();
+                return [r.left, r.right, c.scrollWidth - c.clientWidth];
+            }),
+        }))""")
+        assert len(found) >= 4, "duel, knobs, envelope, search"
+        for table in found:
+            assert table["over"] <= 1, f"{table['title']} is cut at {viewport}"
+            for left, right, over in table["cells"]:
+                assert left >= 0, table
+                assert right <= viewport["width"] + 1, table
+                assert over <= 1, table
+        assert seen.ask("() => document.documentElement.scrollWidth") <= viewport["width"]
+        heads = seen.ask("""() => [...document.querySelectorAll('#tune td')].map(
+            c => [c.dataset.head, getComputedStyle(c, '::before').content])""")
+        assert all(head for head, _ in heads)
+        if viewport is PHONE:
+            assert all(head in shown for head, shown in heads), "each figure has its head beside it"

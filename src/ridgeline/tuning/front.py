@@ -100,6 +100,8 @@ def _of_duel(
     if setting.goal == "goodput" or not measured or not value:
         return Spread(tokens, *interval_of(summary, "throughput_per_gpu", gpus))
     scale = tokens / measured
+    if low is None or high is None:  # one round: its run's own interval
+        low, high = interval_of(summary, setting.goal, gpus)
     ends = (None if v is None else v * scale for v in (low, high))
     return Spread(value * scale, *ends)
 
