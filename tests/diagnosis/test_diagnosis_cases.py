@@ -403,7 +403,7 @@ def test_st_08_before_any_traffic_the_limit_is_told() -> None:
     known = Known(kv_tokens=20_000, max_model_len=32_768)
     idle = page({R: 0, W: 0, KV: 0.0})
     finding = findings(evidence(idle, idle, known=known))["kv-below-context"]
-    assert "prompts over 20,000 tokens can never run" in finding.title
+    assert "prompts over 20\u2009000 tokens can never run" in finding.title
     assert "concurrency 0.61x" in words(finding)
     assert "max_model_len 20000" in words(finding)
 

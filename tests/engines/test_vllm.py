@@ -543,7 +543,7 @@ def test_a_request_that_can_never_run_is_told_before_any_traffic(tmp_path: Path)
     with engine.start(configuration()) as endpoint, pytest.raises(RunFailed) as caught:
         endpoint.drive(DrivePlan(draw_schedule(work), "salt"), MemorySink(), SilentWatch())
     text = str(caught.value)
-    assert "a request of 25,008 tokens can never run: the KV cache holds 20,000" in text
+    assert "a request of 25\u2009008 tokens can never run: the KV cache holds 20\u2009000" in text
     assert "0.61 of a request of max_model_len" in text
     assert "set max_model_len to 20000" in text
     assert caught.value.failure_class == "kv_too_small"  # type: ignore[attr-defined]

@@ -51,8 +51,8 @@ def test_more_slots_than_the_pool_holds_are_told_and_preempt() -> None:
     assert found.requests == 72
     assert found.first_limit.startswith("KV memory: 72 requests of 1024 tokens fit, then preempt")
     assert found.notes == (
-        "max_num_seqs 256 is more than fit: 256 x 896 tokens (half of the answer) are 229,376, the"
-        " pool holds 73,728; start with max_num_seqs 82",
+        "max_num_seqs 256 is more than fit: 256 x 896 tokens (half of the answer) are"
+        " 229\u2009376, the pool holds 73\u2009728; start with max_num_seqs 82",
     )
     predicted = Predictor(Slo())(configuration, traffic, {})
     assert predicted.preemptions

@@ -64,7 +64,10 @@ def test_a_ceiling_that_the_pool_does_not_hold_is_refused_with_the_arithmetic() 
     assert max(values(space, "max_num_seqs")) in range(72, 81)
     why = space.refused(Candidate({"max_num_seqs": 256}))
     assert why is not None
-    assert "max_num_seqs 256 x 950 tokens are 243,200, the KV pool holds 72,000: 76 requests" in why
+    assert (
+        "max_num_seqs 256 x 950 tokens are 243\u2009200, the KV pool holds 72\u2009000: 76 requests"
+        in why
+    )
 
 
 def test_an_open_loop_and_shared_prefixes_are_not_refused_by_that_arithmetic() -> None:

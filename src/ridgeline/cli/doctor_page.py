@@ -8,6 +8,7 @@ from rich.text import Text
 
 from ridgeline.diagnosis.evidence import Evidence, ProbeResult
 from ridgeline.diagnosis.finding import Finding, Gain, Try
+from ridgeline.domain.numerals import counted
 
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM", "llamacpp": "llama.cpp",
             "tgi": "TGI"}  # fmt: skip
@@ -46,7 +47,7 @@ def _head(e: Evidence, of: Sequence[str]) -> Iterable[str]:
     yield f"{where}: {engine}{version}{engines}; {span}"
     rate, made = e.per_s(e.requests), e.per_s(e.generation_tokens)
     if rate is not None and made is not None:
-        yield f"{rate:.3g} requests/s and {made:,.0f} output tokens/s"
+        yield f"{rate:.3g} requests/s and {counted(made)} output tokens/s"
     if e.probe is not None:
         yield _probe(e.probe)
     if e.known.configuration is None and e.server == "vllm":

@@ -3,6 +3,7 @@
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.domain.numerals import counted
 from ridgeline.report.figures import path_words
 from ridgeline.report.numbers import (
     dollars,
@@ -62,7 +63,7 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
             f" {_sentence(base.summary)}".rstrip()
         )
         if base.preemptions:
-            lines.append(f"Preemptions predicted: {base.preemptions:,} in the run")
+            lines.append(f"Preemptions predicted: {counted(base.preemptions)} in the run")
     if base.summary is not None:
         lines += [f"Baseline: void: {reason}" for reason in base.void]
         lines += [f"Baseline: careful: {text}" for text in base.summary.verdict.warnings]
@@ -121,9 +122,9 @@ def _bounds(result: "PlanResult") -> list[str]:
         "Bound (roofline): no setting of batch, layout, weights and KV type that is looked at gives"
         f" more than {significant(best.tokens_per_s_per_gpu)} output tokens/s per GPU"
         f" ({f'{at}; ' if at else ''}steps of {significant(best.step_s * 1e3)} ms at batch"
-        f" {best.batch:,}, the most that the load brings and memory holds)",
+        f" {counted(best.batch)}, the most that the load brings and memory holds)",
         f"Bound at the baseline's own settings: {significant(own.tokens_per_s_per_gpu)}"
-        f" (steps of {significant(own.step_s * 1e3)} ms at batch {own.batch:,})",
+        f" (steps of {significant(own.step_s * 1e3)} ms at batch {counted(own.batch)})",
     ]
 
 
@@ -182,8 +183,9 @@ def _memory(memory: "Memory") -> list[str]:
     return [
         f"Memory of one GPU, GB: {taken}; the engine may use {significant(parts['budget'] / 1e9)}"
         f" of {significant(parts['total'] / 1e9)}",
-        f"KV cache: {memory.kv_tokens:,} tokens ({source}): {memory.requests:,.0f} requests of mean"
-        f" length at their end, {memory.running:,.0f} half-way through their answers",
+        f"KV cache: {counted(memory.kv_tokens)} tokens ({source}):"
+        f" {counted(memory.requests)} requests of mean length at their end,"
+        f" {counted(memory.running)} half-way through their answers",
         f"Gives way first: {memory.first_limit}",
         *(f"Careful: {note}" for note in memory.notes),
     ]

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.domain.numerals import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -45,7 +47,7 @@ def _says(row: "Now") -> str:
 
 
 def _tokens(row: "Now") -> str:
-    return "-" if row.output_tokens_per_s is None else f"{row.output_tokens_per_s:,.0f}"
+    return "-" if row.output_tokens_per_s is None else f"{counted(row.output_tokens_per_s)}"
 
 
 def table(rows: "list[Now]") -> "Table":

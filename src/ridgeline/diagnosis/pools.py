@@ -15,6 +15,7 @@ from ridgeline.domain.bands import Z
 from ridgeline.domain.classways import BATCH, FCFS, POOLS, PRIORITY, URGENT
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.numerals import counted
 from ridgeline.domain.workload import (
     Arrivals,
     Lengths,
@@ -206,7 +207,7 @@ def groups_of(e: Evidence) -> Groups | None:
         what = "prompts" if split else "answers"
         rest = "answers" if split else "prompts"
         return Groups(tuple(found), {c.name: c.name for c in found},
-                      f"told apart by {what} of {kinds[0]:,.0f} tokens; {rest} are taken to be"
+                      f"told apart by {what} of {counted(kinds[0])} tokens; {rest} are taken to be"
                       " alike in both, which the server does not tell")  # fmt: skip
     return None
 

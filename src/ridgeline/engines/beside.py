@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from ridgeline.domain.errors import EndpointError, RunFailed
+from ridgeline.domain.numerals import counted
 from ridgeline.domain.records import RecordSink, TelemetryRow
 from ridgeline.domain.run import LiveFigures, RunFacts, Source, Watch, Window
 from ridgeline.engines.base import DrivePlan, Endpoint
@@ -195,8 +196,8 @@ class StartedEndpoint:
                 continue
             of = f", {share:g} of a request of max_model_len" if share else ""
             error = RunFailed(
-                f"kv_too_small: a request of {longest:,} tokens can never run: the KV cache holds"
-                f" {tokens:,}{of}",
+                f"kv_too_small: a request of {counted(longest)} tokens can never run: the KV cache"
+                f" holds {counted(tokens)}{of}",
                 where=str(replica.process.log),
                 fix=f"set max_model_len to {tokens} and ask for shorter ones, or give it more KV",
             )

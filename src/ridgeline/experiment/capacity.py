@@ -10,6 +10,7 @@ from ridgeline.domain.defaults import ResolvedKnobs, resolve
 from ridgeline.domain.errors import BadInput, RidgelineError
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.model import ModelShape
+from ridgeline.domain.numerals import counted
 from ridgeline.domain.vision import image_tokens
 from ridgeline.domain.workload import Workload
 from ridgeline.engines.twin import DEFAULT_RELEASE, Twin
@@ -77,8 +78,8 @@ def memory_of(twin: Twin, workload: Workload, *, from_log: bool = False) -> Memo
         notes.append(
             f"max_num_seqs {knobs.max_num_seqs} is more than fit: {knobs.max_num_seqs} x"
             f" {prompt + output / 2:.0f} tokens (half of the answer) are"
-            f" {knobs.max_num_seqs * (prompt + output / 2):,.0f}, the pool holds"
-            f" {plan.kv_tokens:,}; start with max_num_seqs {max(1, int(running))}"
+            f" {counted(knobs.max_num_seqs * (prompt + output / 2))}, the pool holds"
+            f" {counted(plan.kv_tokens)}; start with max_num_seqs {max(1, int(running))}"
         )
     names = ("total", "budget", "weights", "activation", "graph", "other", "kv")
     parts = {n: float(getattr(plan, f"{n}_bytes")) for n in names}

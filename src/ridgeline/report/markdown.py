@@ -78,7 +78,7 @@ def _tuning(result: TuneResult) -> list[str]:
     found = []
     for section in sections(result):
         found += [f"## {section.title}", _table(section.head, section.rows)]
-        found += [note if note.endswith(".") else f"{note}." for note in section.notes]
+        found += [f"{note.rstrip('.:')}." for note in section.notes]
     lines = [str(line) for line in result.certificate.get("lines", ())]
     if lines:
         found += ["## How far from the bounds", *lines]

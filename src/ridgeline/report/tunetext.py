@@ -17,6 +17,7 @@ from ridgeline.tuning.outcome import (
     NOT_SOAKED,
     Bought,
     Duelist,
+    DuelResult,
     Judged,
     Line,
     Reach,
@@ -41,7 +42,7 @@ def tune_console(result: TuneResult) -> RenderableType:
     parts += [Text(line) for line in (manager(result), nearest(result)) if line]
     if result.duel is not None:
         parts.append(_table("The duel", duel_head(result), duel_rows(result)))
-        ended = f"{result.duel.rounds} rounds; ended: {result.duel.ended}. {DUEL_LEGEND}"
+        ended = f"{_rounds(result.duel)}; ended: {result.duel.ended}. {DUEL_LEGEND}"
         parts.append(Text(ended, style="dim"))
     parts += [Text(soak_words(one)) for one in result.soak]
     if len(result.front) > 1:
@@ -80,7 +81,7 @@ def sections(result: TuneResult) -> list[Section]:
     """The page's tables, in order."""
     found = []
     if result.duel is not None:
-        rounds = f"{result.duel.rounds} rounds with seeds that the search never had; ended:"
+        rounds = f"{_rounds(result.duel)} with seeds that the search never had; ended:"
         notes = (f"{rounds} {result.duel.ended}.", DUEL_LEGEND, *map(soak_words, result.soak))
         title = "The duel: the baseline against the finalists"
         found.append(Section("duel", title, duel_head(result), duel_rows(result), notes))
@@ -102,6 +103,10 @@ def sections(result: TuneResult) -> list[Section]:
     title = f"The search: {len(result.trials)} trials, {spent(result)} in all"
     found.append(Section("search", title, history_head(result), history_rows(result), notes))
     return found
+
+
+def _rounds(duel: DuelResult) -> str:
+    return f"{duel.rounds} round{'s' * (duel.rounds != 1)}"
 
 
 def spent(result: TuneResult) -> str:

@@ -8,9 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline.diagnosis.recorded import Recorded, summaries
+from ridgeline.domain.numerals import counted
 
 FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "output_tokens_per_s": ("tok/s", lambda v: f"{v:,.0f}"),
+    "output_tokens_per_s": ("tok/s", counted),
     "running": ("run", lambda v: f"{v:.3g}"),
     "waiting": ("wait", lambda v: f"{v:.3g}"),
     "kv_use": ("KV", lambda v: f"{v:.0%}"),

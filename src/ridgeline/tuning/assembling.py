@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.numerals import counted
 from ridgeline.experiment.protocol import Calibrate
 from ridgeline.tuning import afterwards, budgeting
 from ridgeline.tuning.budgeting import Limits
@@ -94,7 +95,7 @@ def plan_words(session: Session) -> list[str]:
     names = ", ".join(d.name for d in space.dimensions) if space else ""
     points = 0 if space is None else space.size
     told = session.journal.told()
-    lines = [f"tune {setting.study}: {points:,} combinations of {names}"]
+    lines = [f"tune {setting.study}: {counted(points)} combinations of {names}"]
     run_s, start_s = setting.run_s(setting.window_s), session.ground.expected_start_s
     side = f", {setting.places} engines side by side" if setting.places > 1 else ""
     lines.append(

@@ -11,6 +11,7 @@ from typing import Any
 from ridgeline.domain.defaults import ONLY_FROM_033
 from ridgeline.domain.errors import BadInput, RidgelineError
 from ridgeline.domain.knobs import Configuration, check_knob_names
+from ridgeline.domain.numerals import counted
 from ridgeline.domain.routing import ROUTINGS
 from ridgeline.domain.slo import Slo
 from ridgeline.domain.workload import Workload
@@ -147,8 +148,9 @@ class _Look:
             tokens = memory.kv_tokens / memory.running
             refused = (
                 f"max_num_seqs {knobs.max_num_seqs} x {tokens:.0f} tokens are"
-                f" {knobs.max_num_seqs * tokens:,.0f}, the KV pool holds {memory.kv_tokens:,}:"
-                f" {memory.running:.0f} requests, the others would be preempted"
+                f" {counted(knobs.max_num_seqs * tokens)}, the KV pool holds"
+                f" {counted(memory.kv_tokens)}: {memory.running:.0f} requests, the others"
+                " would be preempted"
             )
         elif "max_cudagraph_capture_size" in change and knobs.eager:
             refused = "a capture size without CUDA graphs (enforce_eager) does nothing"

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.domain.errors import BadInput, nearest
+from ridgeline.domain.numerals import counted
 from ridgeline.domain.workload import Arrivals, LoadStep
 
 PROCESSES = ("poisson", "constant", "gamma")
@@ -78,7 +79,7 @@ def _at_rate(
     if expected > MOST_ARRIVALS:
         raise BadInput(
             f"{rate:g} requests/s for {total_s:g} s are {expected:.3g} arrivals",
-            fix=f"ask for at most {MOST_ARRIVALS:,}",
+            fix=f"ask for at most {counted(MOST_ARRIVALS)}",
         )
     if arrivals.process == "constant":
         return np.arange(int(expected) + 2) / rate
@@ -112,7 +113,8 @@ def _renewals(
     while at_s[-1] < total_s:
         if len(at_s) > 2 * MOST_ARRIVALS:
             raise BadInput(
-                f"more than {len(at_s):,} arrivals were drawn and {total_s:g} s are not filled"
+                f"more than {counted(len(at_s))} arrivals were drawn and {total_s:g} s are not"
+                " filled"
             )
         more = _gaps(arrivals, rate, expected, rng)
         at_s = np.concatenate([at_s, at_s[-1] + np.cumsum(more)])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.domain.errors import BadInput, nearest
+from ridgeline.domain.numerals import counted
 from ridgeline.workload.study import Study
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def _limits(metadata: list[Any]) -> str:
     """The range of a field in words."""
     words = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     found = [
-        f"{sign} {limit:g}" if abs(limit) < 1e6 else f"{sign} {limit:,.0f}"
+        f"{sign} {limit:g}" if abs(limit) < 1e6 else f"{sign} {counted(limit)}"
         for item in metadata
         for name, sign in words.items()
         if (limit := getattr(item, name, None)) is not None

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.domain.errors import BadInput
+from ridgeline.domain.numerals import counted
 from ridgeline.domain.workload import Trace
 
 FORMATS = ("mooncake", "azure", "burstgpt", "records")
@@ -74,7 +75,7 @@ class _Reader:
         if isinstance(value, bool) or found != math.floor(found):
             raise self.error(row, f"{name} must be a whole number, not {value!r}")
         if not least <= found <= MOST_TOKENS:
-            raise self.error(row, f"{name} must be {least} to {MOST_TOKENS:,}, not {value}")
+            raise self.error(row, f"{name} must be {least} to {counted(MOST_TOKENS)}, not {value}")
         return int(found)
 
     def add(self, row: int, at: float, prompt: int, output: int) -> None:
@@ -85,7 +86,7 @@ class _Reader:
                 row, f"its time ({at:g} s) is before that of the row above ({self.at[-1]:g} s)"
             )
         if len(self.at) >= MOST_ROWS:
-            raise BadInput(f"has more than {MOST_ROWS:,} rows", where=self.name)
+            raise BadInput(f"has more than {counted(MOST_ROWS)} rows", where=self.name)
         self.at.append(at)
         self.prompt.append(prompt)
         self.output.append(output)

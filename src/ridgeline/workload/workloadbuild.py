@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ridgeline.domain.errors import BadInput
+from ridgeline.domain.numerals import counted
 from ridgeline.domain.slo import Slo, slo_from_mapping
 from ridgeline.domain.workload import (
     LONGEST_FIXED_WARMUP_S,
@@ -236,7 +237,7 @@ def _sessions(
         raise source.error(here, f"'{'.'.join(map(str, here))}.turns' is missing", "turns: 4")
     turns = _lengths(source, part.turns, (*here, "turns"), Lengths(1))
     if turns.high > MOST_TURNS:
-        what = f"a session has at most {MOST_TURNS:,} turns, not {turns.high:,}"
+        what = f"a session has at most {counted(MOST_TURNS)} turns, not {counted(turns.high)}"
         raise source.error((*here, "turns"), what)
     return Sessions(turns, part.think_time_s, part.think_time)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from ridgeline.diagnosis.account import Account
 from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Fact, Finding, Try, Wont
+from ridgeline.domain.numerals import counted
 
 USELESS = 0.02  # hit rate
 ENOUGH_TOKENS = 1000.0  # looked up, to judge by
@@ -17,8 +18,8 @@ def prefix_cache(e: Evidence) -> Iterable[Finding]:
         return
     if e.known.prefix_caching is False:
         return
-    facts = [Fact("hit_rate", rate, f"{rate:.1%} of {e.cache_queries:,.0f} looked-up prompt tokens"
-                  " were found")]  # fmt: skip
+    facts = [Fact("hit_rate", rate, f"{rate:.1%} of {counted(e.cache_queries or 0)} looked-up"
+                  " prompt tokens were found")]  # fmt: skip
     size, prompt = e.known.block_size, Account(e).mean_prompt
     if size is not None and prompt is not None and size > 64 and size > 0.5 * prompt:
         facts.append(Fact("block_size", float(size), f"a block has {size} tokens, a mean prompt"
@@ -51,7 +52,7 @@ def transfer(e: Evidence) -> Iterable[Finding]:
         "transfer-absent", "no KV is arriving: the decoder recomputes the prompts",
         "fault", 1.0, "KV transfer", (
             Fact("external_tokens", external, "prompt tokens from KV transfer +0"),
-            Fact("local_tokens", local, f"prompt tokens computed here +{local:,.0f}"),
+            Fact("local_tokens", local, f"prompt tokens computed here +{counted(local)}"),
             Fact("transferred_bytes", e.transferred, "bytes transferred +0"),
         ), "high",
         (Try("the proxy", "pass kv_transfer_params on from the prefill reply to the decoder", None,

@@ -6,6 +6,7 @@ from ridgeline.diagnosis.account import KV_FULL, Account
 from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Fact, Finding, Try, Wont
 from ridgeline.diagnosis.wording import ANSWERS, kv_facts, queue_facts
+from ridgeline.domain.numerals import counted
 
 MOST_MEMORY = 0.95  # of the GPU's; more leaves no room for what is not counted
 
@@ -81,15 +82,16 @@ def kv_below_context(e: Evidence) -> Iterable[Finding]:
         return
     blocked = stuck(e)
     facts = [
-        Fact("kv_tokens", float(tokens), f"the KV cache holds {tokens:,} tokens"),
-        Fact("max_model_len", float(longest), f"max_model_len {longest:,}"),
+        Fact("kv_tokens", float(tokens), f"the KV cache holds {counted(tokens)} tokens"),
+        Fact("max_model_len", float(longest), f"max_model_len {counted(longest)}"),
         Fact("max_concurrency", tokens / longest, f"concurrency {tokens / longest:.2f}x"),
         *queue_facts(e),
     ]
     title = (
-        f"the request at the head of the queue is longer than the KV cache ({tokens:,} tokens) and"
-        " blocks all behind it" if blocked
-        else f"prompts over {tokens:,} tokens can never run, though up to {longest:,} are accepted"
+        f"the request at the head of the queue is longer than the KV cache ({counted(tokens)}"
+        " tokens) and blocks all behind it" if blocked
+        else f"prompts over {counted(tokens)} tokens can never run, though up to {counted(longest)}"
+        " are accepted"
     )  # fmt: skip
     yield Finding(
         "kv-below-context", title, "fault" if blocked else "note", 1.0 if blocked else 0.0,

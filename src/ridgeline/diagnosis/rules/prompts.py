@@ -7,6 +7,7 @@ from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Fact, Finding, Try, Wont
 from ridgeline.diagnosis.rules.gpu import side
 from ridgeline.diagnosis.wording import kv_facts, ms, queue_facts
+from ridgeline.domain.numerals import counted
 
 STALL_SHARE = 0.05  # of the time between tokens, spent in gaps far above the usual one
 STALL_LEAST_S = 0.2
@@ -72,7 +73,7 @@ def prefill_stalls(e: Evidence) -> Iterable[Finding]:
              f" in gaps above {ms(limit)}", low=stalled),
         Fact("itl_mean_s", gaps.mean, f"mean gap {ms(gaps.mean or 0.0)}, median at most"
              f" {ms(usual[1])}", "s"),
-        Fact("prompt_p99", longest, f"1 % of the prompts have {longest:,.0f} tokens or more"),
+        Fact("prompt_p99", longest, f"1 % of the prompts have {counted(longest)} tokens or more"),
     ]  # fmt: skip
     if predicted is not None:
         facts.append(Fact("worst_itl_s", predicted, f"a step full of prompt takes about"
@@ -151,6 +152,6 @@ def _expected(e: Evidence, account: Account, chunk: int) -> str:
         return ""
     ttft = longest / rate + longest / chunk * usual
     return (
-        f"worst gap about {ms(chunk / rate + usual)}, TTFT of a prompt of {longest:,.0f} tokens"
+        f"worst gap about {ms(chunk / rate + usual)}, TTFT of a prompt of {counted(longest)} tokens"
         f" about {ttft:.3g} s"
     )

@@ -6,6 +6,7 @@ from math import nan
 from ridgeline.diagnosis.account import Account
 from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Fact, Finding, Try, Wont
+from ridgeline.domain.numerals import counted
 
 LITTLE = 1.25  # tokens a step, below which drafting hardly pays at any batch
 
@@ -19,8 +20,8 @@ def speculation(e: Evidence) -> Iterable[Finding]:
     length, k = 1 + e.accepted_tokens / drafts, e.draft_tokens / drafts
     cost = _cost(account, k)
     facts = [
-        Fact("acceptance", acceptance, f"{acceptance:.0%} of {e.draft_tokens:,.0f} drafted tokens"
-             " accepted"),
+        Fact("acceptance", acceptance, f"{acceptance:.0%} of {counted(e.draft_tokens)} drafted"
+             " tokens accepted"),
         Fact("tokens_per_step", length, f"{length:.2f} tokens a step and request, with {k:.1f}"
              " drafted"),
     ]  # fmt: skip

@@ -7,6 +7,7 @@ from ridgeline.diagnosis.distribution import Distribution
 from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Fact, Finding, Try, Wont
 from ridgeline.diagnosis.wording import ms, queue_facts
+from ridgeline.domain.numerals import counted
 
 FAR = 8.0  # times the median: another kind of request
 FEW, MUCH = 0.35, 0.4  # so few requests have so much of the tokens
@@ -28,8 +29,8 @@ def mixed_classes(e: Evidence) -> Iterable[Finding]:
     felt = account.queue_share >= 0.1
     facts = [
         Fact(f"long_{name}", share, f"{share:.0%} of the requests have {name} of more than"
-             f" {limit:,.0f} tokens ({FAR:g} times the median) and at least {tokens:.0%} of their"
-             " tokens", low=tokens)
+             f" {counted(limit)} tokens ({FAR:g} times the median) and at least {tokens:.0%} of"
+             " their tokens", low=tokens)
         for name, (limit, share, tokens) in found
     ]  # fmt: skip
     yield Finding(
