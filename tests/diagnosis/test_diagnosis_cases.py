@@ -341,7 +341,7 @@ def test_di_13_no_kv_is_arriving() -> None:
     first = next(iter(findings(evidence(at(1000), at(101_000))).values()))
     assert first.id == "transfer-absent"
     assert "decoder recomputes the prompts" in first.title
-    assert "100,000" in words(first)
+    assert "100\u2009000" in words(first)
 
 
 # -- C-DI-14
