@@ -9,6 +9,7 @@ from markupsafe import Markup
 from ridgeline import __version__
 from ridgeline.diagnosis.recorded import DOWN, NONE, Stretch, series, stretches, summaries
 from ridgeline.domain.errors import StoreError
+from ridgeline.domain.numerals import counted, significant
 from ridgeline.report.charts.base import Chart, DataTable, Json, View, axis, note, safe
 from ridgeline.report.html import asset, plotly_bundle, script_text
 from ridgeline.report.watched import FIGURES, findings_words
@@ -57,7 +58,7 @@ def render(folder: Path) -> str:
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return environment.get_template("watched.html.j2").render(
-        name=folder.resolve().name, version=__version__, seconds=f"{seconds:,.0f}", charts=charts,
+        name=folder.resolve().name, version=__version__, seconds=counted(seconds), charts=charts,
         answer=_answer(spans, len(rows)),
         head=("replica", "answered", *(FIGURES[m][0] for m in shown), "what came first"),
         rows=[
@@ -241,7 +242,9 @@ def _table(figures: dict[str, Figures], names: Sequence[str]) -> DataTable:
                     label = words if what == words else f"{words}, {what}"
                     mean = sum(values) / len(values)
                     cells = (mean, min(values), max(values))
-                    rows.append((name, label, *(f"{v:,.4g}" for v in cells), f"{len(values)}"))
+                    rows.append(
+                        (name, label, *(significant(v, 4) for v in cells), f"{len(values)}")
+                    )
     return DataTable(("replica", "figure", "mean", "least", "most", "looks"), tuple(rows))
 
 
