@@ -89,7 +89,7 @@ def calibrated(folder: Path, model: Path) -> Path:
         "workload": {**load(1, 32, 96, 128), "warmup_s": 2.0, "duration_s": 6.0, "seed": 3},
         "baseline": {**KNOBS, "max_num_seqs": 16},
         "experiments": [
-            {"name": "long", "workload": load(1, 900, 1100, 16)},
+            {"name": "twelve", "workload": load(12, 32, 96, 128)},
             {"name": "three", "workload": load(3, 32, 96, 128)},
             {"name": "eight", "workload": load(8, 32, 96, 128)},
             {"name": "short", "workload": load(3, 32, 96, 32)},

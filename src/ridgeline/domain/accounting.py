@@ -244,6 +244,8 @@ def binding_limit(
             f"API server: busy {100 * api_busy:.0f} % of the time reading and writing; more"
             f" api_server_count (step time bound by {step})"
         )
+    if configuration.pools:  # means over pools say of none of them what is full in it
+        return f"step time of all pools together, bound by {step}"
     if waiting < 0.5 and idle > IDLE_IS_LOAD:
         return f"load: the engine idles {100 * idle:.0f} % of the time and nothing waits"
     if waiting < 0.5:

@@ -250,7 +250,7 @@ def _check_memory(group: Sequence[Configuration]) -> None:
     """Engines that share a machine must each say how much memory they take."""
     if len(group) < 2:
         return
-    for configuration in group:
+    for configuration in (part for one in group for part in one.parts):
         knobs = configuration.knobs
         missing = [
             name
@@ -266,7 +266,10 @@ def _check_memory(group: Sequence[Configuration]) -> None:
                 where="launch.resident",
                 fix="set it in the baseline, or leave resident away",
             )
-    shares = [c.knobs.gpu_memory_utilization or 0.0 for c in group if c.gpu is not None]
+    shares = [
+        max(part.knobs.gpu_memory_utilization or 0.0 for part in c.parts)
+        for c in group if c.gpu is not None
+    ]  # fmt: skip
     if sum(shares) > 1.0 + 1e-9:
         raise BadInput(
             f"{len(group)} engines side by side ask for {sum(shares):.0%} of the GPU's memory",
