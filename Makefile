@@ -41,7 +41,6 @@ test-vllm: $(VENV)/.dev  ## measure the real vLLM on the CPU (installs what it n
 
 acceptance: $(VENV)/.dev  ## the longer proofs, whose figures stand in docs/acceptance.md
 	$(BIN)/python -m pytest tests/acceptance -m acceptance -s
-	$(BIN)/python -m pytest tests/vllm -m 'vllm and acceptance' -s
 
 bench-client: $(VENV)/.dev  ## the load client beside AIPerf, GuideLLM, vllm bench and wrk (30 minutes; MINUTES=8 splits it)
 	$(BIN)/python -m benchmarks.client --write docs/client.md $(if $(MINUTES),--minutes $(MINUTES))

@@ -1,11 +1,19 @@
 """API servers: several share a page, one may starve; healthy ones are left in peace."""
 
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 from diagnosis_pages import MADE, PROMPT, STEPS, R, W, evidence, findings, histogram, page, words
 
 from ridgeline.diagnosis.account import Account
 from ridgeline.diagnosis.evidence import Evidence, Known
+from ridgeline.diagnosis.gathering import gather
+from ridgeline.diagnosis.saved import read_saved
+from ridgeline.telemetry.host import RoleClock, whole_server
 
 HTTP = 'http_requests_total{handler="/v1/completions",method="POST"}'
 CPU, BEGUN = "process_cpu_seconds_total", "process_start_time_seconds"
@@ -99,7 +107,7 @@ def test_one_that_the_host_has_no_cpu_for_is_named() -> None:
 
 
 def test_of_several_servers_the_busiest_counts() -> None:
-    from ridgeline.diagnosis.gathering import Snapshot, gather  # noqa: PLC0415
+    from ridgeline.diagnosis.gathering import Snapshot  # noqa: PLC0415
     from ridgeline.telemetry.prometheus import merged, parse_metrics  # noqa: PLC0415
 
     def at(t: float) -> Snapshot:
@@ -107,3 +115,55 @@ def test_of_several_servers_the_busiest_counts() -> None:
         return Snapshot(t, merged([parse_metrics(text) for text in texts]))
 
     assert gather([at(0.0), at(10.0)]).cores == {"api server": 0.5}
+
+
+def test_four_real_api_servers_as_they_were_recorded() -> None:
+    """vLLM 0.32.0 with --api-server-count 4 and eight users, whose pages do not say that."""
+    files = sorted((Path(__file__).parent / "data").glob("vllm-0.32.0-four-fronts-*.txt"))
+    seen = gather(read_saved(files, None))
+    assert len(files) == 3
+    assert seen.several_fronts
+    assert seen.steps is not None
+    found = findings(seen)
+    first = next(iter(found.values()))
+    assert (first.id, first.confidence) == ("nothing-wrong", "low")
+    assert not [f.id for f in found.values() if f.kind in ("limit", "fault")]
+
+
+SERVER = """
+import subprocess, sys, time
+names = ["VLLM::EngineCore", *(f"VLLM::APIServer_{i}" for i in range(int(sys.argv[1])))]
+rows = [subprocess.Popen(["bash", "-c", f"exec -a {n} sleep 60"]) for n in names]
+print(*(r.pid for r in rows), flush=True)
+time.sleep(60)
+"""
+
+
+def test_api_servers_are_counted_by_their_processes(tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    for several in (0, 4):
+        words = [sys.executable, str(script), str(several)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+            pids = []
+            try:
+                assert server.stdout is not None
+                pids = [int(word) for word in server.stdout.readline().split()]
+                _named(pids)
+                clock = RoleClock(server.pid)
+                clock.look()
+                assert clock.api_servers == (several or 1)
+                for pid in pids[1:]:
+                    assert whole_server(pid) == server.pid, "any of them may be found to listen"
+                assert whole_server(server.pid) == server.pid
+            finally:
+                for pid in (*pids, server.pid):
+                    psutil.Process(pid).kill()
+
+
+def _named(pids: list[int]) -> None:
+    """Wait until each bears its name."""
+    end = time.monotonic() + 10
+    while not all("VLLM" in " ".join(psutil.Process(pid).cmdline()[:1]) for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.02)
