@@ -197,7 +197,7 @@ def test_killed_itself_it_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_rolling_change_loses_none_of_2000_requests(tmp_path: Path) -> None:
     file = study(tmp_path)
-    with serving_of(file, tmp_path / "state") as served:
+    with serving_of(file, tmp_path / "state", *FAST) as served:
         with Users(served.port, 16, tokens=2) as users:
             while len(users.answers) < 300:
                 time.sleep(0.05)
@@ -220,7 +220,7 @@ def test_a_rolling_change_loses_none_of_2000_requests(tmp_path: Path) -> None:
 
 def test_apply_hands_another_experiment_over_and_a_bad_one_is_rolled_back(tmp_path: Path) -> None:
     file, state = study(tmp_path), tmp_path / "state"
-    with serving_of(file, state) as served:
+    with serving_of(file, state, *FAST) as served:
         words = [sys.executable, "-P", "-m", "ridgeline.cli.main", "serve"]
 
         def apply(*more: str) -> subprocess.CompletedProcess[str]:

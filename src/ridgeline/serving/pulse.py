@@ -60,8 +60,12 @@ class Pulse:
         counts = tuple((n, readings[n]) for n in names if n in readings)
         if counts != self._counts:
             self._counts, self._life_s = counts, now
-        self.running = max(0.0, readings["running"] + readings.get("waiting", 0.0) - own)
-        self.empty_pages = 0 if self.running else self.empty_pages + 1
+        told = readings["running"] + readings.get("waiting", 0.0)
+        self.running = max(0.0, told - own)
+        if self.running:
+            self.empty_pages = 0
+        elif not own:  # the one that was counted might be somebody's, and ours not there yet
+            self.empty_pages += 1
 
     def health(self, status: int | None) -> None:
         """The status of /health; None: nobody listens. A late answer is not told here."""
