@@ -42,9 +42,15 @@ def study(
 
 
 @pytest.fixture(scope="module")
-def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def metrics_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory, metrics_port: int) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("lasting")
-    with serving_of(study(folder), folder / "state", *FAST) as served:
+    options = ("--metrics-port", str(metrics_port), *FAST)
+    with serving_of(study(folder), folder / "state", *options) as served:
         yield served
 
 
@@ -266,24 +272,25 @@ def test_the_key_is_asked_for_and_stands_nowhere(tmp_path: Path) -> None:
         assert key.encode() not in path.read_bytes(), path
 
 
-def test_its_page_is_prometheus_text_and_says_how_it_stands(tmp_path: Path) -> None:
-    port = free_port()
-    options = ("--metrics-port", str(port))
-    with serving_of(study(tmp_path), tmp_path / "state", *options) as served:
-        served.below(served.replica(0)["url"])[0].kill()
-        served.wait_for("up", 3)
-        time.sleep(3.5)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
-            text = reply.read().decode()
-        found = {f.name: f for f in text_string_to_metric_families(text)}
-        values = {s.labels["replica"]: s.value for s in found["ridgeline_serve_replica_up"].samples}
-        assert values == {"0": 1.0, "1": 1.0}
-        restarts = found["ridgeline_serve_replica_restarts"]
-        assert restarts.type == "counter"
-        assert {s.labels["replica"]: s.value for s in restarts.samples} == {"0": 1.0, "1": 0.0}
-        assert all(0 < s.value < 5 for s in found["ridgeline_serve_replica_probe_seconds"].samples)
-        states = found["ridgeline_serve_replica_state"].samples
-        assert {s.labels["state"] for s in states if s.value} == {"up"}
+def test_its_page_is_prometheus_text_and_says_how_it_stands(
+    served: Served, metrics_port: int
+) -> None:
+    served.below(served.replica(0)["url"])[0].kill()
+    served.wait_for("up")
+    served.wait(lambda: all(r["up"] and r["answer_s"] for r in served.state()["replicas"]))
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=5) as reply:
+        text = reply.read().decode()
+    found = {f.name: f for f in text_string_to_metric_families(text)}
+    values = {s.labels["replica"]: s.value for s in found["ridgeline_serve_replica_up"].samples}
+    assert values == {"0": 1.0, "1": 1.0}
+    restarts = found["ridgeline_serve_replica_restarts"]
+    assert restarts.type == "counter"
+    told = {int(s.labels["replica"]): s.value for s in restarts.samples}
+    assert told == {r["replica"]: r["restarts"] for r in served.state()["replicas"]}
+    assert told[0] >= 1
+    assert all(0 < s.value < 5 for s in found["ridgeline_serve_replica_probe_seconds"].samples)
+    states = found["ridgeline_serve_replica_state"].samples
+    assert {s.labels["state"] for s in states if s.value} == {"up"}
 
 
 def test_one_replica_without_a_router_has_the_url_itself(tmp_path: Path) -> None:
