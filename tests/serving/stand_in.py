@@ -66,7 +66,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with lock:
             state["running"] -= 1
             state["done"] += 1
-        answer = {"seqs": SEQS, "port": GIVEN["--port"], "usage": {"completion_tokens": tokens}}
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+        answer = {"seqs": SEQS, "port": GIVEN["--port"], "gpus": gpus}
+        answer["usage"] = {"completion_tokens": tokens}
         self.answer(200, json.dumps(answer).encode())
 
     def answer(self, status: int, body: bytes) -> None:

@@ -316,6 +316,25 @@ def test_for_a_balancer_of_the_users_the_urls_are_printed(tmp_path: Path) -> Non
         assert served.state()["router"] is None
 
 
+def test_each_replica_has_gpus_of_its_own_and_a_change_goes_over_the_free_ones(
+    tmp_path: Path,
+) -> None:
+    file = study(tmp_path)
+    text = "hardware: {gpu: H100-SXM, count: 4}\n" + file.read_text()
+    text = text.replace("max_num_seqs: 8", "max_num_seqs: 8, tensor_parallel_size: 2")
+    file.write_text(text)
+    options = ("--gpus", "0,1,4,5,6,7", *FAST)
+    with serving_of(file, tmp_path / "state", *options) as served:
+        assert {ask(served.port)[1]["gpus"] for _ in range(4)} == {"0,1", "4,5"}
+        file.write_text(text.replace("max_num_seqs: 8", "max_num_seqs: 9"))
+        served.change()
+        served.wait_for("changed", limit_s=60)
+        answers = [ask(served.port)[1] for _ in range(4)]
+        # beside the first two on the free ones, then on those that became free
+        assert {a["gpus"] for a in answers} == {"6,7", "0,1"}
+        assert {a["seqs"] for a in answers} == {"9"}
+
+
 POOLS = """\
   - name: apart
     set: {max_num_seqs: 4}

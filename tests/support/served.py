@@ -64,9 +64,12 @@ class Served:
 
     def wait(self, what: Callable[[], object], limit_s: float = 30.0) -> float:
         """Until `what` is true; returns how long it took, in seconds."""
-        begun = time.monotonic()
-        while time.monotonic() - begun < limit_s:
-            self.look()
+        begun = looked = time.monotonic()
+        self.look()
+        while (now := time.monotonic()) - begun < limit_s:
+            if now - looked > 0.5:  # it goes through every process of the machine
+                looked = now
+                self.look()
             if what():
                 return time.monotonic() - begun
             if self.process.poll() is not None and not what():
