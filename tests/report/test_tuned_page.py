@@ -144,3 +144,11 @@ def test_an_old_result_without_intervals_of_values_is_still_shown(
     bare = tuple(replace(d, value_low=None, value_high=None) for d in result.duel.duelists)
     rows = duel_rows(replace(result, duel=replace(result.duel, duelists=bare)))
     assert all("(" not in row[1] for row in rows)
+
+
+def test_no_line_of_the_headline_breaks_inside_a_number() -> None:
+    stored = Path(__file__).parents[2] / "results/h200/tune/h200-tune-32"
+    page = render(load_report(stored, details=False))
+    headline = page.split('<p class="answer', 1)[1].split("</p>", 1)[0]
+    assert "10\u202f800 tokens/s per GPU" in headline
+    assert "\u2009" not in headline

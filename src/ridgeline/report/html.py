@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ridgeline.domain.errors import StoreError
+from ridgeline.domain.numerals import THIN
 from ridgeline.report.bars import difference_bar, marker, scale_of
 from ridgeline.report.charts import Chart, build_charts
 from ridgeline.report.charts.knee import level_table
@@ -47,7 +48,13 @@ def render(report: StudyReport) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["whole_numbers"] = whole_numbers
     return environment.get_template("page.html.j2").render(**_context(report))
+
+
+def whole_numbers(text: str) -> str:
+    """For prose that wraps: the thin space of thousands as the one at which no line breaks."""
+    return text.replace(THIN, "\u202f")
 
 
 def write(report: StudyReport, path: Path) -> None:
