@@ -21,8 +21,8 @@ def schema(
 ) -> int:
     """Print the JSON Schema of the study file (for editors), or of a result.
 
-    The study file's has its tune: section and fits a winner.yaml; `tune` is of what
-    `ridgeline tune --json` writes.
+    The study file's has its tune: section and fits a winner.yaml; `tune` is of a
+    tuning's result.
     """
     from ridgeline.workload.schemas import result_schema, schema_of  # noqa: PLC0415  when asked for
 
