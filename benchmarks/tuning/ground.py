@@ -62,6 +62,11 @@ class ReplayGround:
         return self.setting.name
 
     @property
+    def gpus(self) -> int:
+        """Of the host."""
+        return self.setting.configuration.gpus
+
+    @property
     def limits(self) -> Mapping[str, float]:
         """What a search has to meet."""
         return self.setting.limits

@@ -103,6 +103,7 @@ class RealGround:
     name = "h200-real"
     limits = LIMITS
     places = PLACES
+    gpus = 1
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

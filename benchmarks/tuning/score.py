@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from ridgeline.tuning.trial import Candidate, History
 WITHIN = 0.98
 SHORT_S, LONG_S = 10.0, 25.0
 MOST_TRIALS = 200  # of a rival, after which a search counts as not having come there
-MOST_OURS = 60  # trials of our own search: a budget, should its stopping rule not end it before
+ANSWER_S = 2400.0  # GPU seconds of each GPU after which our own search names its finalists
+MOST_S = 7200.0  # of each GPU, after which it counts as not having come there
 FINALISTS = 3
 DUEL_S = 25.0
 POLICIES = ("random", "grid", "tpe", "ours")
@@ -30,9 +31,10 @@ POLICIES = ("random", "grid", "tpe", "ours")
 @dataclass(frozen=True, slots=True)
 class Score:
     """One search. reach_s: GPU seconds until the incumbent was truly near the optimum, infinite
-    when it never was. spent_s: of the whole search. regret: of the final answer's true value, of
-    the optimum's (0.02 = 2 % below); None without an answer. infeasible, crashed: the answer's
-    true state. error: log of the final estimate over the true value. crashes: starts that failed.
+    when it never was. spent_s: of the search, ours up to its answer. regret: of the final answer's
+    true value, of the optimum's (0.02 = 2 % below); None without an answer. infeasible, crashed:
+    the answer's true state. error: log of the final estimate over the true value. crashes: starts
+    that failed.
     """
 
     setting: str
@@ -50,28 +52,47 @@ class Score:
 
 
 def run(ground: Any, policy: str, seed: int, most_s: float = math.inf) -> Score:
-    """Replay one search to its end; a rival's ends when it is near the optimum."""
+    """Replay one search. A rival's ends when it is near the optimum, at `MOST_TRIALS` or `most_s`.
+
+    Ours has a user's budget (`ANSWER_S`), at whose end its finalists meet; where it was not near by
+    then it goes on like a rival, for `reach_s` alone.
+    """
     chooser = _policy(ground, policy, seed)
-    history, reach = History(), math.inf
-    left = most_s
-    most = MOST_OURS if policy == "ours" else MOST_TRIALS
-    while len(history.trials) < most:
-        ask = chooser.ask(history, left)
-        if ask is None:
-            break
-        history = history.with_trials(ground.measure(ask, len(history.trials) + 1))
-        left = most_s - history.gpu_s
-        answer = _answer(chooser, history)
-        if math.isinf(reach) and answer is not None and _near(ground, answer):
-            reach = history.gpu_s
-            if policy != "ours" and math.isinf(most_s):
+    search = _Replay(ground, chooser)
+    if not isinstance(chooser, Search):
+        search.go(most_s, MOST_TRIALS, until_near=math.isinf(most_s))
+        best = incumbent(search.history.trials)
+        found = None if best is None else best.candidate
+        value = None if best is None else best.value
+        return _Ended(ground, policy, seed, search.history, search.reach).score(found, value)
+    search.go(min(most_s, ANSWER_S * ground.gpus))
+    answered = search.history
+    if math.isinf(search.reach):
+        search.go(min(most_s, MOST_S * ground.gpus), until_near=True)
+    return _ended(ground, chooser, answered, seed, search.reach)
+
+
+@dataclass
+class _Replay:
+    """A search that goes on. reach: GPU seconds until its incumbent was near the optimum."""
+
+    ground: Any
+    chooser: Policy
+    history: History = field(default_factory=History)
+    reach: float = math.inf
+
+    def go(self, most_s: float, trials: float = math.inf, *, until_near: bool = False) -> None:
+        """Up to so many GPU seconds in all, so many trials, or until it is near."""
+        while len(self.history.trials) < trials and not (until_near and math.isfinite(self.reach)):
+            ask = self.chooser.ask(self.history, most_s - self.history.gpu_s)
+            if ask is None:
                 break
-    if isinstance(chooser, Search):
-        return _ended(ground, chooser, history, seed, reach)
-    best = incumbent(history.trials)
-    found = None if best is None else best.candidate
-    value = None if best is None else best.value
-    return _Ended(ground, policy, seed, history, reach).score(found, value)
+            found = self.ground.measure(ask, len(self.history.trials) + 1)
+            self.history = self.history.with_trials(found)
+            if math.isinf(self.reach):
+                answer = _answer(self.chooser, self.history)
+                if answer is not None and _near(self.ground, answer):
+                    self.reach = self.history.gpu_s
 
 
 def _policy(ground: Any, name: str, seed: int) -> Policy:
@@ -83,9 +104,7 @@ def _policy(ground: Any, name: str, seed: int) -> Policy:
     if name == "tpe":
         return Tpe(space, ground, SHORT_S, seed)
     slo = slo_from_mapping(ground.limits)
-    return Search(
-        space, ground, slo, Windows(SHORT_S, LONG_S), seed=seed, risk=Risk.LOSSY, repeats=3
-    )
+    return Search(space, ground, slo, Windows(SHORT_S, LONG_S), seed=seed, risk=Risk.LOSSY)
 
 
 def _answer(chooser: Policy, history: History) -> Candidate | None:

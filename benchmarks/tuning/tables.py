@@ -1,4 +1,4 @@
-"""The corpus's scores as tables for docs/tuning.md, and the bars that they are held against."""
+"""The corpus's scores as tables for its page, and the bars that they are held against."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.tuning.h200 import RealGround
-from benchmarks.tuning.score import Score
+from benchmarks.tuning.score import MOST_S, Score
+from benchmarks.tuning.settings import SETTINGS
 
 BEGIN, END = "<!-- tables: python -m benchmarks.tuning -->", "<!-- end of tables -->"
 NAMES = {"random": "random", "grid": "grid of two knobs", "tpe": "Optuna TPE", "ours": "ridgeline"}
@@ -69,7 +70,10 @@ def markdown(scores: Sequence[Score]) -> str:
     """The tables."""
     settings = list(dict.fromkeys(s.setting for s in scores))
     policies = [p for p in NAMES if any(s.policy == p for s in scores)]
+    seeds = sorted({s.seed for s in scores})
     lines = [
+        f"Seeds {seeds[0]} to {seeds[-1]} of each setting.",
+        "",
         "Median GPU seconds until the incumbent is truly within 2 % of the optimum (in brackets:"
         " the share of searches that came there at all)",
         "",
@@ -91,7 +95,7 @@ def _reach(scores: Sequence[Score]) -> str:
         return "–"
     there = sum(math.isfinite(s.reach_s) for s in scores) / len(scores)
     median = float(np.median([s.reach_s for s in scores]))
-    return f"{'never' if math.isinf(median) else f'{median:,.0f}'.replace(',', ' ')} ({there:.0%})"
+    return f"{_seconds(median)} ({there:.0%})"
 
 
 def _share(scores: Sequence[Score], other: str) -> str:
@@ -142,12 +146,41 @@ def _bars(scores: Sequence[Score]) -> list[str]:
     if bars is None:
         return []
     return [
+        *_together([s for s in scores if s.setting != RealGround.name]),
+        "",
         f"Over the settings of the twin: {bars.of_random:.2f} of random search's median (bar"
         f" {OF_RANDOM}), {bars.of_tpe:.2f} of TPE's (bar {OF_TPE}), geometric means over settings;"
         f" of {bars.answers} answers {bars.infeasible} miss a limit in truth and {bars.crashed}"
         f" crash (bar: none); mean error of the final estimate {100 * bars.bias:+.2f} % (bar"
         f" {100 * BIAS:g} %).",
     ]
+
+
+def _together(scores: Sequence[Score]) -> list[str]:
+    """All settings and seeds as one: medians, and times cut at the end of our own budget."""
+    gpus = {s.name: s.configuration.gpus for s in SETTINGS}
+    medians, cut = {}, {}
+    for policy in ("ours", "random", "tpe"):
+        own = [s for s in scores if s.policy == policy]
+        per_gpu = [s.reach_s / gpus.get(s.setting, 1) for s in own]
+        medians[policy] = float(np.median(per_gpu))
+        cut[policy] = _mean(own, lambda s: min(s.reach_s / gpus.get(s.setting, 1), MOST_S))
+    return [
+        "All settings of the twin and seeds together, seconds of each GPU: the median is "
+        + ", ".join(f"{_seconds(m)} ({NAMES[p]})" for p, m in medians.items())
+        + f"; the mean of times cut at {_seconds(MOST_S)} is "
+        + ", ".join(f"{_seconds(m)} ({NAMES[p]})" for p, m in cut.items())
+        + f". Of the searches came there: {', '.join(_came(scores, p) for p in medians)}."
+    ]
+
+
+def _came(scores: Sequence[Score], policy: str) -> str:
+    share = _mean([s for s in scores if s.policy == policy], lambda s: math.isfinite(s.reach_s))
+    return f"{share:.0%} ({NAMES[policy]})"
+
+
+def _seconds(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:,.0f}".replace(",", " ")
 
 
 def put(page: Path, text: str) -> None:

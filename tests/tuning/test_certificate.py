@@ -9,7 +9,7 @@ OWN, ANY = Bound(64, 0.005, 10_000.0), Bound(128, 0.008, 16_000.0, {"quantizatio
 
 
 def test_a_search_that_is_done_says_how_near_which_bounds_it_is_and_what_is_left() -> None:
-    found = certify(8300.0, OWN, ANY, Outlook(0.002, -0.01, None, 0.95, 310), basis=SURE)
+    found = certify(8300.0, OWN, ANY, Outlook(0.002, -0.01, None, 0.95, 310, 0.03), basis=SURE)
     assert found.complete
     bounds, left = found.sentences()
     assert "are 52% of the roofline bound over all weights and KV types (16\u2009000:" in bounds
@@ -18,7 +18,7 @@ def test_a_search_that_is_done_says_how_near_which_bounds_it_is_and_what_is_left
     assert "Neither bound is calibrated" in bounds
     assert left == (
         "By the twin, calibrated on four runs no setting is expected to be worth more than 0.2 %"
-        " among 310 looked at."
+        " among 310 looked at; that one is worth 2 % more has a probability of 3%."
     )
 
 
@@ -26,15 +26,17 @@ def test_no_more_is_claimed_than_the_twins_error_allows() -> None:
     """A twin that errs by a quarter cannot say that nothing is worth more than 0.2 %."""
     rough = Basis("the twin, its constants prior", 0.22)
     _, left = certify(
-        8300.0, OWN, ANY, Outlook(0.002, -0.01, None, 0.95, 310), basis=rough
+        8300.0, OWN, ANY, Outlook(0.002, -0.01, None, 0.95, 310, 0.03), basis=rough
     ).sentences()
     assert "known within ±25 % only (nine times of ten), so a smaller gain" in left
-    _, wide = certify(8300.0, OWN, ANY, Outlook(0.4, 0.4, None, 0.95, 310), basis=rough).sentences()
+    _, wide = certify(
+        8300.0, OWN, ANY, Outlook(0.4, 0.4, None, 0.95, 310, 0.9), basis=rough
+    ).sentences()
     assert "±" not in wide, "what it expects is above its error"
 
 
 def test_a_budget_that_ended_it_and_a_contradicted_twin_are_said() -> None:
-    found = certify(8300.0, OWN, ANY, Outlook(0.05, 0.08, None, 0.2, 310))
+    found = certify(8300.0, OWN, ANY, Outlook(0.05, 0.08, None, 0.2, 310, 0.6))
     assert not found.complete
     _, words = found.sentences()
     assert words.startswith("By the measurements (the twin is contradicted by them) no setting")
@@ -43,4 +45,4 @@ def test_a_budget_that_ended_it_and_a_contradicted_twin_are_said() -> None:
 
 
 def test_a_share_above_one_is_not_hidden() -> None:
-    assert certify(12_000.0, OWN, ANY, Outlook(0.0, 0.0, None, 1.0, 3)).share_of_own == 1.2
+    assert certify(12_000.0, OWN, ANY, Outlook(0.0, 0.0, None, 1.0, 3, 0.0)).share_of_own == 1.2

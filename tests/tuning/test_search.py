@@ -13,7 +13,7 @@ from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workl
 from ridgeline.tuning.pool import looks
 from ridgeline.tuning.ranges import space_of
 from ridgeline.tuning.risk import Risk
-from ridgeline.tuning.search import Search, Windows
+from ridgeline.tuning.search import ENOUGH, Search, Windows
 from ridgeline.tuning.trial import Candidate, History, Trial
 from support.tuneground import FormulaGround
 
@@ -51,14 +51,37 @@ def searched(
 
 
 def test_the_baseline_is_measured_first_and_a_right_twin_leads_there_at_once() -> None:
-    search, history = searched(FormulaGround(world, world, LIMITS), risk=Risk.NUMERICS)
+    ground = FormulaGround(world, world, LIMITS)
+    search, history = Search(SPACE, ground, SLO, WINDOWS, risk=Risk.NUMERICS), History()
+    while (ask := search.ask(history, 600 - history.gpu_s)) is not None:
+        history = history.with_trials(ground.measure(ask, len(history.trials) + 1))
     assert not history.trials[0].candidate.change
     best = search.best(history)
     assert best is not None
     assert world(best.candidate)[0] >= 0.98 * 5000 * math.exp(0.1)
-    assert history.gpu_s < 4000  # the stopping rule ended it, not the budget
+    assert search.outlook(history).gain < 0.05
+
+
+def test_it_ends_when_nothing_is_likely_to_be_two_per_cent_better_and_not_before() -> None:
+    """Six configurations, the best 2.6 % ahead: a budget of 6000 s is not used up, and the others
+    were measured as often as it takes.
+    """
+    space = space_of(BASE, CHAT, SLO, only=True, wanted={
+        "max_num_seqs": (16, 32, 64), "max_num_batched_tokens": (2048, 8192),
+    })  # fmt: skip
+    ground = FormulaGround(world, world, LIMITS)
+    search, history, chances = Search(space, ground, SLO, WINDOWS), History(), []
+    while (ask := search.ask(history, 6000 - history.gpu_s)) is not None:
+        chances.append(search.outlook(history).chance)
+        history = history.with_trials(ground.measure(ask, len(history.trials) + 1))
+    assert history.gpu_s < 4000
+    assert search.outlook(history).chance < ENOUGH
+    # the last question may have been to confirm what was measured once
+    assert all(chance >= ENOUGH for chance in chances[:-1])
+    best = search.best(history)
+    assert best is not None
+    assert best.candidate.change == {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
     assert len(history.of(best.candidate)) >= 2
-    assert search.outlook(history).gain < 0.01
 
 
 def test_what_may_not_win_is_neither_measured_again_nor_the_answer() -> None:

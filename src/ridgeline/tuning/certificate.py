@@ -27,10 +27,10 @@ class Basis:
 class Certificate:
     """tokens_per_s_per_gpu of the winner; its shares (0..1) of the two bounds; relative gains.
 
-    expected_gain: of the best further candidate, its chance of meeting the limits and noise
-    included. basis: of the twin's word. best_guess: how much more than the winner any candidate is
-    believed to give (0: none more). threshold: of expected_gain, below which the search stops.
-    belief: the twin's weight.
+    expected_gain: of the answer by the best next measurement, noise and limits included. basis: of
+    the twin's word. best_guess: how much more than the winner any candidate is believed to give (0:
+    none more). chance: that any candidate is worth 2 % more; threshold: of it, below which the
+    search stops. belief: the twin's weight.
     """
 
     tokens_per_s_per_gpu: float
@@ -40,6 +40,7 @@ class Certificate:
     share_of_any: float
     expected_gain: float
     best_guess: float
+    chance: float
     threshold: float
     belief: float
     looks: int
@@ -48,7 +49,7 @@ class Certificate:
     @property
     def complete(self) -> bool:
         """Whether the search ended because nothing more was worth it, not by its budget."""
-        return self.expected_gain < self.threshold
+        return self.chance < self.threshold
 
     def sentences(self) -> tuple[str, ...]:
         """What is claimed, no more than the twin's own error allows."""
@@ -69,6 +70,7 @@ class Certificate:
         worth = 100 * max(self.best_guess, self.expected_gain)
         at_most = f"no setting is expected to be worth more than {worth:.1f} %"
         looked = f"among {self.looks} looked at"
+        more = f"; that one is worth 2 % more has a probability of {self.chance:.0%}"
         if self.belief < CONTRADICTED:
             seen = f"By the measurements (the twin is contradicted by them) {at_most} {looked}"
         else:
@@ -79,7 +81,8 @@ class Certificate:
                     f"; its throughput is known within ±{off:.0f} % only (nine times of ten), so a"
                     " smaller gain than that may be missed"
                 )
-        return f"{seen}{'' if self.complete else '; the budget ended the search before its end'}."
+        end = "" if self.complete else "; the budget ended the search before its end"
+        return f"{seen}{more}{end}."
 
 
 def certify(
@@ -104,7 +107,8 @@ def certify(
         tokens_per_s_per_gpu / highest.tokens_per_s_per_gpu,
         math.expm1(outlook.gain),
         math.expm1(max(outlook.best_guess, 0.0)),
-        math.expm1(enough),
+        outlook.chance,
+        enough,
         outlook.belief,
         outlook.looks,
         basis,

@@ -154,15 +154,18 @@ class StudyGround:
         return not self.setting.simulated and self.engines.is_up(self.setting.served(candidate))
 
     def _groups(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-        """Those that fit side by side, in order."""
-        groups: list[list[Candidate]] = []
+        """Those that fit side by side, in order; what is listed again is with its first."""
+        times: dict[tuple[tuple[str, str], ...], list[Candidate]] = {}
         for candidate in candidates:
+            times.setdefault(candidate.key, []).append(candidate)
+        groups: list[list[Candidate]] = []
+        for candidate, *_ in times.values():
             last = groups[-1] if groups else []
             if last and len(last) < self.places and self._fits([*last, candidate]):
                 last.append(candidate)
             else:
                 groups.append([candidate])
-        return groups
+        return [[again for c in group for again in times[c.key]] for group in groups]
 
     def _fits(self, group: Sequence[Candidate]) -> bool:
         knobs = [self.setting.served(c).knobs for c in group]

@@ -13,6 +13,7 @@ the noise are not chosen but averaged over a small grid by their marginal likeli
 weight falls as measurements contradict it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +30,7 @@ AMPLITUDE = ((0.1, 0.3), (0.2, 0.4), (0.4, 0.3))
 REACH = ((0.5, 0.4), (1.2, 0.6))
 NOISE = ((0.02, 0.3), (0.06, 0.4), (0.12, 0.3))
 OFFSET = 0.4  # of the host: one of two H200 hosts launched 1.7 times slower than the other
-ADDITIVE = 0.7  # share of the error's variance that settings have each alone
+ADDITIVE = 0.8  # share of the error's variance that settings have each alone
 SHARES = 4  # so many settings at a time are expected to matter
 LEAST_WEIGHT = 0.02
 
@@ -52,6 +53,18 @@ class _Model:
     noise: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Readings of one row put together under one noise: their weighted mean and its variance.
+
+    scatter: what their scatter about that mean adds to the logarithm of the likelihood.
+    """
+
+    means: Floats
+    variances: Floats
+    scatter: float
+
+
 class Residual:
     """The posterior of one figure over all configurations.
 
@@ -67,7 +80,9 @@ class Residual:
         self._range = float(np.std(known)) if len(known) > 1 else 0.5
         self._places = places
         self._values: Floats = own
-        self._rows: Ints = np.array([r.row for r in readings], dtype=np.int64)
+        rows = np.array([r.row for r in readings], dtype=np.int64)
+        self._rows: Ints
+        self._rows, self._at = np.unique(rows, return_inverse=True)  # measured rows, each once
         self._errors = np.array([r.error for r in readings], dtype=np.float64)
         self.models = self._weighed()
 
@@ -86,6 +101,10 @@ class Residual:
 
     def predict(self) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the true log value of every configuration."""
+        return self._predicted
+
+    @cached_property
+    def _predicted(self) -> tuple[Floats, Floats]:
         means, seconds = np.zeros(len(self._twin)), np.zeros(len(self._twin))
         for model in self.models:
             mean, spread = self._posterior(model)
@@ -98,10 +117,12 @@ class Residual:
         at: Ints = np.asarray(rows, dtype=np.int64)
         weights = np.array([m.weight for m in self.models])
         numbers = random.multinomial(count, weights / weights.sum())
+        places = self._places[at]
+        alike = {r: _alike(places, places, r) for r in {m.reach for m in self.models}}
         found = []
         for model, number in zip(self.models, numbers.tolist(), strict=True):
             if number:
-                mean, covariance = self._joint(model, at)
+                mean, covariance = self._joint(model, at, alike[model.reach])
                 root = _root(covariance)
                 found.append(mean + random.standard_normal((number, len(at))) @ root.T)
         drawn = np.concatenate(found)
@@ -125,38 +146,57 @@ class Residual:
         return tuple(_Model(m.weight / total, m.belief, m.variance, m.reach, m.noise) for m in kept)
 
     def _likelihoods(self, models: Sequence[_Model]) -> Floats:
-        n = len(self._values)
-        if not n:
+        if not len(self._values):
             return np.zeros(len(models))
         matrices = np.stack([self._measured(m) for m in models])
-        off = np.stack([self._values - self._mean(m, self._rows) for m in models])
+        off = np.stack([self._off(m) for m in models])
         roots = np.linalg.cholesky(matrices)
         solved = np.linalg.solve(matrices, off[..., None])[..., 0]
         logs = np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(axis=1)
-        return np.asarray(-0.5 * (off * solved).sum(axis=1) - logs, dtype=np.float64)
+        scatter = np.array([self._together(m.noise).scatter for m in models])
+        return np.asarray(scatter - 0.5 * (off * solved).sum(axis=1) - logs, dtype=np.float64)
+
+    def _together(self, noise: float) -> _Rows:
+        """Repeats of a configuration as one reading: cost goes by configurations, not trials."""
+        if noise not in self._grouped:
+            weights = 1.0 / (self._errors**2 + noise**2)
+            totals = np.bincount(self._at, weights)
+            means = np.bincount(self._at, weights * self._values) / totals
+            off = self._values - means[self._at]
+            scatter = np.log(weights).sum() - np.log(totals).sum() - (weights * off**2).sum()
+            self._grouped[noise] = _Rows(means, 1.0 / totals, 0.5 * float(scatter))
+        return self._grouped[noise]
+
+    @cached_property
+    def _grouped(self) -> dict[float, _Rows]:
+        return {}
+
+    def _off(self, model: _Model) -> Floats:
+        """What was measured over what the model expected there."""
+        return self._together(model.noise).means - self._mean(model, self._rows)
 
     def _mean(self, model: _Model, rows: Ints | slice) -> Floats:
         return np.asarray(self._middle + model.belief * self._twin[rows], dtype=np.float64)
 
     def _measured(self, model: _Model) -> Floats:
-        """Covariance of the readings, noise included."""
-        own = self._kernel(model, self._between[:, self._rows])
-        return np.asarray(own + np.diag(self._errors**2 + model.noise**2), dtype=np.float64)
+        """Covariance of what was measured, noise included."""
+        own = self._scaled(model, self._alike(model.reach)[self._rows])
+        return np.asarray(own + np.diag(self._together(model.noise).variances), dtype=np.float64)
 
-    def _kernel(self, model: _Model, distances: Floats) -> Floats:
-        """distances: (features x a x b), squared."""
-        near = np.exp(-distances / (2 * model.reach**2))
-        single = near.sum(axis=0) / min(len(near), SHARES) if len(near) else 1.0
-        joint = np.exp(-distances.sum(axis=0) / (4 * model.reach**2))
-        mixed = ADDITIVE * single + (1 - ADDITIVE) * joint
-        return np.asarray(model.variance * mixed + OFFSET**2, dtype=np.float64)
+    @staticmethod
+    def _scaled(model: _Model, alike: Floats) -> Floats:
+        """Covariances of configurations that are so much alike; the host's offset is common."""
+        return np.asarray(model.variance * alike + OFFSET**2, dtype=np.float64)
+
+    def _alike(self, reach: float) -> Floats:
+        """How much (n x measured rows) all are alike those that were measured; by reach, kept."""
+        if reach not in self._likeness:
+            self._likeness[reach] = _alike(self._places, self._places[self._rows], reach)
+        return self._likeness[reach]
 
     @cached_property
-    def _between(self) -> Floats:
-        """Squared distances (features x n x readings) to the measured configurations."""
-        there = self._places[self._rows]
-        gaps = self._places.T[:, :, None] - there.T[:, None, :]
-        return np.asarray(gaps**2, dtype=np.float64)
+    def _likeness(self) -> dict[float, Floats]:
+        return {}
 
     def _own_variance(self, model: _Model) -> float:
         features = self._places.shape[1]
@@ -167,22 +207,31 @@ class Residual:
         mean, prior = self._mean(model, slice(None)), self._own_variance(model)
         if not len(self._values):
             return mean, np.full(len(mean), prior)
-        across = self._kernel(model, self._between)
+        across = self._scaled(model, self._alike(model.reach))
         solved = np.linalg.solve(self._measured(model), across.T)
-        off = self._values - self._mean(model, self._rows)
+        off = self._off(model)
         spread = np.maximum(prior - (across * solved.T).sum(axis=1), 1e-8)
         return np.asarray(mean + solved.T @ off, dtype=np.float64), spread
 
-    def _joint(self, model: _Model, rows: Ints) -> tuple[Floats, Floats]:
-        places = self._places[rows]
-        gaps = (places.T[:, :, None] - places.T[:, None, :]) ** 2
-        covariance, mean = self._kernel(model, gaps), self._mean(model, rows)
+    def _joint(self, model: _Model, rows: Ints, alike: Floats) -> tuple[Floats, Floats]:
+        """Mean and covariance of some rows, which are so much alike each other."""
+        covariance, mean = self._scaled(model, alike), self._mean(model, rows)
         if not len(self._values):
             return mean, covariance
-        across = self._kernel(model, self._between[:, rows])
+        across = self._scaled(model, self._alike(model.reach)[rows])
         solved = np.linalg.solve(self._measured(model), across.T)
-        off = self._values - self._mean(model, self._rows)
+        off = self._off(model)
         return mean + solved.T @ off, np.asarray(covariance - across @ solved, dtype=np.float64)
+
+
+def _alike(some: Floats, others: Floats, reach: float) -> Floats:
+    """Correlations (some x others) of the error, in units of one model's variance."""
+    gaps = np.abs(some.T[:, :, None] - others.T[:, None, :])
+    steps = math.sqrt(3.0) * gaps / reach
+    single = ((1.0 + steps) * np.exp(-steps)).sum(axis=0)
+    single = single / min(len(gaps), SHARES) if len(gaps) else np.ones(gaps.shape[1:])
+    joint = np.exp(-np.sqrt((gaps**2).sum(axis=0)) / reach)
+    return np.asarray(ADDITIVE * single + (1 - ADDITIVE) * joint, dtype=np.float64)
 
 
 def _root(covariance: Floats) -> Floats:

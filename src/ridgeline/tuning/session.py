@@ -251,10 +251,14 @@ class Session:
             self.journal.write("spent", gpu_s=gpu_s, what="thinking", at=time.time())
         if ask is None:
             return None
-        most = len(ask.candidates) if count is None else count
+        chosen = list(zip(ask.candidates, ask.why, strict=True))
+        if (
+            count is not None
+        ):  # where trials are scarce and starts are not, none is spent on repeats
+            chosen = list({c.key: (c, why) for c, why in reversed(chosen)}.values())[::-1][:count]
         first = max((t.number for t in self.journal.told().trials), default=0) + 1
-        candidates = ask.candidates[:most]
-        return Asked(first, candidates, ask.window_s, ask.why[:most], "search", time.time())
+        candidates, why = zip(*chosen, strict=True)
+        return Asked(first, candidates, ask.window_s, why, "search", time.time())
 
     def _learn(self, trials: Sequence[Trial]) -> None:
         """Hold the twin against what was measured; a demotion is said once."""
