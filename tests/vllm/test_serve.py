@@ -1,0 +1,232 @@
+"""`ridgeline serve` with the real vLLM on the CPU and the real vllm-router: two replicas.
+
+One serve for all tests of this file, which follow each other.
+"""
+
+import json
+import subprocess
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from real_vllm import ENVIRONMENT
+
+from ridgeline.domain.records import MemorySink
+from ridgeline.domain.run import SilentWatch
+from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
+from ridgeline.engines.base import DrivePlan
+from ridgeline.engines.endpoint import HttpEndpoint
+from ridgeline.telemetry.prometheus import fetch_metrics
+from ridgeline.telemetry.sampling import ClockWatch
+from ridgeline.workload.schedule import draw_schedule
+from support.served import Served, Users, ask, serving_of
+from support.serving import serving
+
+pytestmark = pytest.mark.vllm
+ROOT = Path(__file__).parents[2]
+KEY = "swordfish-4711"
+DONE = "vllm:request_success_total"
+OUT_S = 15.0  # how long a hung replica may stay in rotation
+# A user of these tests is a thread of this process, on the two cores that the engines have too.
+TOKENS = {"max_tokens": 16, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def router() -> str:
+    made = subprocess.run(
+        [ROOT / "scripts" / "vllm_router_env.sh"], capture_output=True, text=True, check=True
+    )
+    return made.stdout.strip()
+
+
+def study_text(vllm_python: Path, model: Path, router: str, seqs: int) -> str:
+    module = ["-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}"]
+    body: dict[str, Any] = {
+        "name": "two-on-the-cpu", "model": str(model), "engine": "vllm",
+        "launch": {
+            "command": [str(vllm_python), *module],
+            "arguments": ["--load-format", "dummy", "--distributed-executor-backend", "uni"],
+            "environment": {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": ""},
+            "ready_s": 240.0,
+            "router": {"command": [router], "policy": "round_robin"},
+        },
+        "workload": {"arrivals": {"users": 32}},
+        "baseline": {
+            "data_parallel_size": 2, "max_num_seqs": seqs, "max_model_len": 2048,
+            "block_size": 32, "enforce_eager": True, "kv_cache_memory_bytes": 64 * 2**20,
+        },
+    }  # fmt: skip
+    return yaml.safe_dump(body)
+
+
+@pytest.fixture(scope="module")
+def lasting(
+    vllm_python: Path, tiny_model: Path, router: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("serve")
+    file = folder / "study.yaml"
+    file.write_text(study_text(vllm_python, tiny_model, router, 64))
+    options = ("--api-key-env", "SERVE_TEST_KEY")
+    environment = {"SERVE_TEST_KEY": KEY}
+    with serving_of(file, folder / "state", *options, environment=environment,
+                    ready_s=300.0) as served:  # fmt: skip
+        yield served
+
+
+@pytest.fixture
+def served(lasting: Served) -> Served:
+    lasting.wait(lambda: [r["state"] for r in lasting.state()["replicas"]] == ["up", "up"], 120.0)
+    lasting.forget()
+    return lasting
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """A server that is none of ours."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def users(served: Served, model: Path, count: int) -> Users:
+    return Users(served.port, count, model=str(model), key=KEY, extra=TOKENS)
+
+
+def done(served: Served) -> list[float]:
+    pages = [fetch_metrics(r["url"]) for r in served.state()["replicas"]]
+    found = [None if page is None else page.total(DONE) for page in pages]
+    assert None not in found
+    return [count for count in found if count is not None]
+
+
+def test_32_users_are_balanced_within_a_tenth(served: Served, tiny_model: Path) -> None:
+    before = done(served)
+    with users(served, tiny_model, 32) as crowd:
+        while len(crowd.answers) < 300:
+            time.sleep(0.1)
+    assert crowd.statuses() == {200: len(crowd.answers)}
+    counts = [after - first for after, first in zip(done(served), before, strict=True)]
+    mean = sum(counts) / 2
+    assert sum(counts) >= len(crowd.answers)
+    print(f"32 users: {counts} requests")
+    assert all(abs(count - mean) <= 0.1 * mean for count in counts), counts
+    assert ask(served.port, model=str(tiny_model))[0] == 401  # without the key
+
+
+def test_the_routers_own_interface_is_open_and_what_is_added_there_does_not_stay(
+    served: Served,
+) -> None:
+    """Why `--host` elsewhere is refused with this router: no key is asked for."""
+    front = f"http://127.0.0.1:{served.port}"
+    with serving(Healthy) as stranger:
+        add = urllib.request.Request(f"{front}/add_worker?url={stranger}", b"", method="POST")
+        with urllib.request.urlopen(add, timeout=10) as reply:
+            assert reply.status == 200
+        served.wait_for("stranger", limit_s=5.0)
+    with urllib.request.urlopen(f"{front}/list_workers", timeout=5) as reply:
+        assert stranger not in json.load(reply)["urls"]
+
+
+def test_one_killed_under_load_costs_its_requests_and_is_back(
+    served: Served, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams, by Ridgeline's own client: what breaks off has a class, what is sent later runs."""
+    monkeypatch.setenv("RIDGELINE_API_KEY", KEY)
+    work = Workload(
+        Arrivals(users=16), Prompts(Lengths(16)), Outputs(Lengths(64), ignore_eos=True),
+        duration_s=15.0, warmup_s=0.0,
+    )  # fmt: skip
+    endpoint = HttpEndpoint(f"http://127.0.0.1:{served.port}", model=str(tiny_model))
+    sink = MemorySink()
+    plan = DrivePlan(draw_schedule(work), "salt", "completions")
+    clock = ClockWatch(SilentWatch())
+    thread = threading.Thread(target=endpoint.drive, args=(plan, sink, clock))
+    thread.start()
+    served.wait(lambda: served.state()["replicas"][0]["running"], 30.0)
+    time.sleep(2.0)
+    for process in served.below(served.replica(0)["url"])[:-1]:
+        process.kill()
+    killed_s = time.monotonic()
+    served.wait_for("lost")
+    gone_ns = time.monotonic_ns()
+    served.wait_for("up", limit_s=240.0)
+    back_s = time.monotonic() - killed_s
+    thread.join()
+    start_s = served.events("ready")[0]["ready_s"]
+    print(f"its start took {start_s:.1f} s, it was back after {back_s:.1f} s")
+    assert served.events("lost")[0]["replica"] == 0
+    # to see it, to end the rest of it, to wait for about a second, to tell the router
+    assert back_s < start_s + 8.0
+    failed = [r for r in sink.requests if r.failure is not None]
+    assert clock.zero_ns is not None
+    after_ns = gone_ns - clock.zero_ns
+    later = [r for r in sink.requests if r.sent_ns is not None and r.sent_ns > after_ns]
+    print(f"{len(sink.requests)} requests, failed: {Counter(r.failure for r in failed)}")
+    assert 0 < len(failed) <= 16  # at most what was running
+    assert len(later) > 30
+    assert {r.failure for r in later} == {None}
+
+
+def test_a_stopped_engine_core_is_out_within_15_seconds(served: Served, tiny_model: Path) -> None:
+    """Its API server answers /health with 200 all the time."""
+    url = served.replica(1)["url"]
+    cores = [p for p in served.below_all(url) if "EngineCore" in " ".join(p.cmdline())]
+    assert len(cores) == 1, [p.cmdline() for p in served.below_all(url)]
+    with users(served, tiny_model, 8) as crowd:
+        while len(crowd.answers) < 30:
+            time.sleep(0.1)
+        cores[0].suspend()
+        took_s = served.wait_for("lost", limit_s=40.0)
+        out_s = time.monotonic()
+        enough = len(crowd.answers) + 30
+        while len(crowd.answers) < enough:
+            time.sleep(0.1)
+    assert took_s < OUT_S
+    (lost,) = served.events("lost")
+    assert lost["replica"] == 1
+    assert "hung: no completion and no step" in lost["words"]
+    assert not cores[0].is_running()
+    assert crowd.statuses(sent_after=out_s).keys() == {200}
+
+
+def test_a_change_loses_no_request_and_ctrl_c_leaves_no_process(
+    lasting: Served, vllm_python: Path, tiny_model: Path, router: str
+) -> None:
+    """The replica that was taken out before is still away: it comes back as the new one."""
+    served = lasting
+    served.forget()
+    file = served.folder.parent / "study.yaml"
+    file.write_text(study_text(vllm_python, tiny_model, router, 48))
+    with users(served, tiny_model, 4) as crowd:
+        served.change()
+        served.wait_for("changed", limit_s=300.0)
+        served.look()
+        enough = max(2000, len(crowd.answers) + 50)
+        while len(crowd.answers) < enough:
+            time.sleep(0.1)
+    assert crowd.statuses() == {200: len(crowd.answers)}
+    print(f"{len(crowd.answers)} requests over a change, {crowd.statuses()}")
+    assert all(a["usage"]["completion_tokens"] == 16 for _, _, _, a in crowd.answers)
+    assert not served.events("cut")
+    assert not served.events("lost")
+    words = " ".join(served.command_lines).replace("\0", " ")
+    assert "--max-num-seqs 64" in words
+    assert "--max-num-seqs 48" in words
+    assert KEY not in words
+    assert served.stop() == 0
+    assert served.left() == []
+    assert len(served.family) >= 10
+    for path in served.folder.rglob("*"):
+        assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
+    assert len(served.events("ended")) == 1
