@@ -27,7 +27,7 @@ from real_vllm import ENVIRONMENT, environment_folder, make_model  # noqa: E402
 
 pytestmark = pytest.mark.acceptance
 
-RATE, SLOTS = 4.0, 4
+RATE, SLOTS = 3.0, 3
 NEAR = 0.20
 CARD = {
     # A core is no GPU: the twin's formulas get its rough figures, and the fit the rest.
