@@ -16,6 +16,7 @@ from ridgeline.cli.benchtraffic import (
     sessions_asked,
     workload_of,
 )
+from ridgeline.cli.classurls import class_pools, class_urls
 from ridgeline.cli.clientoptions import client_of, routing_of
 from ridgeline.cli.loadoptions import LoadOptions, arrivals_of, classes_of
 from ridgeline.cli.output import (
@@ -167,11 +168,12 @@ def bench(
     )  # fmt: skip
     sessions = sessions_asked(prompts, turns, turn_think_time, classes or ())
     outputs = Outputs(Lengths(output_tokens, spread), ignore_eos)
+    class_texts, own_urls = class_urls(classes or [])
     workload = workload_of(
         arrivals,
         prompts,
         outputs,
-        classes=classes_of(classes or [], prompts, outputs),
+        classes=classes_of(class_texts, prompts, outputs),
         sessions=sessions,
         duration=duration,
         warmup=(warmup, warmup_limit),
@@ -193,9 +195,10 @@ def bench(
     able = None
     if calibrate:
         able = calibrate_at_length(arrivals.peak, client.workers, None, quiet=quiet)
+    knobs = Knobs(max_model_len=info.max_model_len)
     configuration = Configuration(
         model=info.model,
-        knobs=Knobs(max_model_len=info.max_model_len),
+        knobs=knobs,
         engine="endpoint",
         engine_version=info.version,
         gpu=known_gpu(gpu),
@@ -204,6 +207,7 @@ def bench(
         url=url,
         more_urls=urls[1:],
         routing=rule,
+        pools=class_pools(own_urls, [kind.name for kind in workload.classes], urls, knobs),
     )
     experiment = PlannedExperiment(NAME, configuration, workload, "")
     plan = Plan(NAME, "bench", None, (experiment,), limits, 1, endpoint)

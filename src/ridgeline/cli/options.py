@@ -118,7 +118,7 @@ Classes = Annotated[
         "--class",
         metavar="NAME:KEY=VALUE,...",
         help="A class of requests: share, prompt_tokens, output_tokens, shared_prefix_tokens,"
-        " priority, SLO keys. Repeat it.",
+        " priority, SLO keys, url (a server for this class alone). Repeat it.",
     ),
 ]
 Duration = Annotated[float | None, typer.Option(metavar="S", help="Measure for S seconds [30].")]
