@@ -57,5 +57,5 @@ def test_each_class_reaches_its_own_server_with_its_priority(tmp_path: Path) -> 
     counts = Counter(pl.read_parquet(file)["traffic_class"].to_list())
     assert (len(chat), len(batch)) == (counts["chat"], counts["batch"])
     (stored,) = out.rglob("run.json")
-    pools = json.loads(stored.read_text())["configuration"]["pools"]
+    pools = json.loads(stored.read_text())["run"]["configuration"]["pools"]
     assert [pool["classes"] for pool in pools] == [["batch"], ["chat"]]
