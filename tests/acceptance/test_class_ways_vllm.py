@@ -142,8 +142,8 @@ def test_the_twin_ranks_the_ways_as_they_were_measured(tmp_path: Path) -> None:
         **common, "engine": "vllm", "launch": launch(folder, 3),
     }))  # fmt: skip
     predicted = waits_ms(study(folder, "predicted", {
-        **common, "engine": "twin", "engine_version": "0.32.0", "hardware": {"gpu": "./card.yaml", "count": 2},
-        "twin": {"calibration": host.name},
+        **common, "engine": "twin", "engine_version": "0.32.0",
+        "hardware": {"gpu": "./card.yaml", "count": 2}, "twin": {"calibration": host.name},
     }))  # fmt: skip
     off = {name: predicted[name] / measured[name] - 1 for name in measured}
     print(json.dumps({"measured_ms": measured, "predicted_ms": predicted, "off": off}, indent=1))
