@@ -16,6 +16,7 @@ from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.soaking import GRACE_S, SOAK_S
 
 MOST_RESERVED = 0.45  # of the whole budget: a search that may measure nothing finds nothing
+LEAST_TRIALS = 2  # the baseline and one candidate: less is no search
 SPARE_ROUNDS = 1  # for void runs; without one it narrows the duel's bounds
 
 
@@ -71,14 +72,19 @@ class Reserve:
 
 
 def reserve_of(setting: Setting, limits: Limits, start_s: float) -> Reserve:
-    """What is kept, with the study's finalists; of a budget that is too small for that at most
-    MOST_RESERVED, and fewer go on (`finalists_held`).
+    """What is kept, with the study's finalists. A budget that is too small for that keeps at most
+    MOST_RESERVED, and fewer go on (`finalists_held`); but never less than one finalist needs, as
+    long as the least search fits beside it: what a search finds and no duel can confirm is worth
+    nothing.
     """
     rounds = PLAN.least + SPARE_ROUNDS
     made = _reserve(setting, start_s, setting.spec.finalists, rounds)
     if limits.gpu_s is None:
         return made
-    share = min(1.0, MOST_RESERVED * limits.gpu_s / made.needed_s)
+    least_s = made.gate_s + needed_s(setting, start_s)
+    fits = least_s + _least_search_s(setting, start_s) <= limits.gpu_s
+    kept_s = max(MOST_RESERVED * limits.gpu_s, least_s if fits else 0.0)
+    share = min(1.0, kept_s / made.needed_s)
     return Reserve(
         made.gate_s, made.starts_s, made.rounds_s, made.soak_s, made.contenders, rounds, share
     )  # fmt: skip
@@ -96,6 +102,12 @@ def _reserve(setting: Setting, start_s: float, finalists: int, rounds: int) -> R
         contenders=contenders,
         rounds=rounds,
     )
+
+
+def _least_search_s(setting: Setting, start_s: float) -> float:
+    """GPU seconds of a search that can find anything at all."""
+    one_s = start_s + setting.run_s(setting.window_s) + setting.cold_s
+    return LEAST_TRIALS * one_s * setting.gpus_for()
 
 
 def soak_s(setting: Setting, start_s: float, finalists: int) -> float:

@@ -101,6 +101,7 @@ class TuneJournal:
         make_folder(folder)
         self.path = folder / JOURNAL
         self.beat = Beat(folder)
+        self._written = False
         with clear_errors(self.path):
             self._file: IO[bytes] = self.path.open("a+b")
             try:
@@ -130,9 +131,12 @@ class TuneJournal:
         return read_journal(self.path)
 
     def down(self) -> None:
-        """The engines are down: what comes from here on takes no GPU."""
+        """The engines are down: what comes from here on takes no GPU. Told only where something
+        was: a finished tuning that is looked at again keeps its journal as it is.
+        """
         self.beat.stop()
-        self.write("down", at=time.time())
+        if self._written:
+            self.write("down", at=time.time())
 
     def write(self, kind: str, /, **body: Any) -> None:
         """Append one line and bring it to the disk; raises StoreError."""
@@ -141,6 +145,7 @@ class TuneJournal:
             self._file.write(line.encode() + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
+        self._written = True
 
     def asked(self, asked: Asked) -> None:
         """Keep a question, before anything of it is measured."""
