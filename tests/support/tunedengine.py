@@ -40,6 +40,7 @@ from ridgeline.tuning.measuring import StudyGround
 from ridgeline.tuning.port import Ask
 from ridgeline.tuning.session import Session
 from ridgeline.tuning.setting import Setting
+from ridgeline.tuning.sidebyside import SideBySide
 from ridgeline.tuning.trial import Candidate, History
 from ridgeline.tuning.watching import SilentTuneWatch, TuneWatch
 from ridgeline.workload.study import TuneSpec
@@ -180,6 +181,7 @@ def session(
     the_setting: Setting | None = None,
     limits: Limits | None = None,
     watch: TuneWatch | None = None,
+    side: SideBySide | None = None,
 ) -> Iterator[Session]:
     made, told = the_setting or setting(), watch or SilentTuneWatch()
     with (
@@ -187,7 +189,7 @@ def session(
         LastingEngines(lambda name: engine, made.places, made.configuration) as engines,
         contextlib.closing(Oracle(made, folder)) as oracle,
     ):
-        ground = StudyGround(made, folder, engines, journal, told, oracle.expect, "test")
+        ground = StudyGround(made, folder, engines, journal, told, oracle.expect, "test", side=side)
         yield Session(
             made, folder, ground, oracle, policy, best_first, engines, journal, told,
             limits or Limits(), Gate(made, folder, engines, journal, told, lambda: 1.0),

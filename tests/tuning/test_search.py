@@ -1,7 +1,7 @@
 """The search policy against grounds whose truth is known."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workl
 from ridgeline.tuning.pool import looks
 from ridgeline.tuning.ranges import space_of
 from ridgeline.tuning.risk import Risk
+from ridgeline.tuning.room import Room
 from ridgeline.tuning.search import ENOUGH, Search, Windows
 from ridgeline.tuning.trial import Candidate, History, Trial
 from support.tuneground import FormulaGround
@@ -218,3 +219,41 @@ def test_a_change_that_does_nothing_on_top_of_others_is_not_proposed() -> None:
     }  # fmt: skip
     alone = {name for e in pool if len(e.candidate.change) == 1 for name in e.candidate.change}
     assert "enable_prefix_caching" in alone, "the twin may be blind to it"
+
+
+class OwnStarts(FormulaGround):
+    """Each candidate pays for its own start, as on a GPU of its own."""
+
+    def cost_s(self, candidates: Sequence[Candidate], window_s: float) -> float:
+        starts = len({c.key for c in candidates})
+        return self.start_s * starts + len(candidates) * (window_s + 10.0)
+
+
+def test_four_gpus_end_as_well_as_one_and_sooner() -> None:
+    """A question is of candidates that differ, as many as fit; what takes two GPUs counts twice."""
+    room = Room(("0", "1", "2", "3"), 4, lambda c: 1 + (c.change.get("max_num_seqs", 16) > 128))
+
+    def walled(room: Room | None) -> tuple[float, float, int]:
+        """The truth of what it names, seconds that it took, and the most at once."""
+        ground = OwnStarts(world, world, LIMITS)
+        search, history = Search(SPACE, ground, SLO, WINDOWS, room=room), History()
+        wall_s, most = 0.0, 0
+        while (ask := search.ask(history, 4000 - history.gpu_s)) is not None:
+            distinct = {c.key: c for c in ask.candidates}
+            if room is not None:
+                assert room.fits(list(distinct.values()))
+            alone = [
+                ground.cost_s([c for c in ask.candidates if c.key == key], ask.window_s)
+                for key in distinct
+            ]
+            wall_s, most = wall_s + max(alone), max(most, len(distinct))
+            history = history.with_trials(ground.measure(ask, len(history.trials) + 1))
+        best = search.best(history)
+        assert best is not None
+        return world(best.candidate)[0], wall_s, most
+
+    (one, one_s, single), (four, four_s, several) = walled(None), walled(room)
+    assert (single, several) == (1, 4)
+    assert four >= 0.98 * one
+    assert four_s < 0.4 * one_s, f"{four_s:.0f} s against {one_s:.0f} s"
+    print(f"{four_s:.0f} s against {one_s:.0f} s, {four:.0f} against {one:.0f}")

@@ -34,6 +34,7 @@ def test_the_section_becomes_a_value() -> None:
         risk="numerics",
         finalists=2,
         window_s=8.0,
+        host_gpus=1,
         only=True,
         space={
             "max_num_seqs": (16, 32),

@@ -41,8 +41,8 @@ def tune(
         typer.Option(
             metavar="M",
             min=0,
-            help="GPU minutes (the baseline's GPUs times wall time) for everything: starts, search,"
-            " duel, soak"
+            help="GPU minutes (GPUs in use, at least the baseline's, times wall time) for"
+            " everything: starts, search, duel, soak"
             f" [{USUAL_MINUTES:g} unless another budget is given].",
         ),
     ] = None,
@@ -55,7 +55,8 @@ def tune(
         typer.Option(
             metavar="W",
             min=0,
-            help="Minutes of wall time for everything: as many GPU minutes for each GPU in use.",
+            help="The most minutes of wall time for everything: as many GPU minutes for each GPU of"
+            " the baseline.",
         ),
     ] = None,
     json: Annotated[
@@ -74,7 +75,8 @@ def tune(
 ) -> int:
     """Search for the best configuration of FILE's engine for FILE's traffic inside FILE's targets.
 
-    The same command goes on where an earlier one ended. Ctrl-C keeps what was measured.
+    On a host with several GPUs (hardware.count) candidates are measured side by side. The same
+    command goes on where an earlier one ended. Ctrl-C keeps what was measured.
     """
     from ridgeline.cli.progress import display, stop_on_interrupt  # noqa: PLC0415
     from ridgeline.cli.tuneprogress import TuneProgress  # noqa: PLC0415

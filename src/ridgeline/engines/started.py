@@ -83,6 +83,16 @@ class ServerLaunch:
 
 _ports_lock = threading.Lock()
 _ports_given: set[int] = set()
+_ports_share = (0, 1)
+
+
+def share_ports(place: int, of: int) -> None:
+    """From now on this process takes every `of`-th port only, from the `place`-th on.
+
+    For processes that look for free ones at once: what nobody listens on yet is free for all.
+    """
+    global _ports_share  # noqa: PLW0603  as the ports that were given, one for the process
+    _ports_share = (place, of)
 
 
 def free_port() -> int:
@@ -95,7 +105,9 @@ def free_port() -> int:
             with socket.socket() as probe:
                 probe.bind((HOST, 0))
                 port: int = probe.getsockname()[1]
-            if port not in _ports_given:
+            place, of = _ports_share
+            # by pairs: Linux hands out ports of one parity first
+            if port not in _ports_given and port // 2 % of == place:
                 _ports_given.add(port)
                 return port
 

@@ -343,7 +343,7 @@ def _run_in_pool(
                 run = waiting.pop()
                 book.started(run)
                 folder = book.directory.run_folder(run.run_id)
-                with _interrupts_held():
+                with interrupts_held():
                     going[pool.submit(_work, run, folder, engine_for)] = run
             if not going:
                 return
@@ -374,7 +374,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
+def interrupts_held() -> Iterator[None]:
     """Hold Ctrl-C back while worker processes may start: they inherit the mask, so that one that
     comes before they can ignore it does not kill them. Here it arrives afterwards.
     """

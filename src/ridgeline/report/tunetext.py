@@ -365,6 +365,8 @@ def state_words(line: Line) -> str:
         words = "✓ ran"
     if line.stopped:
         words += ", ended early"
+    if line.beside:
+        words += f", beside {line.beside} other{'s' * (line.beside > 1)}"
     missed = [m for m in line.limits if m.met is False and m.value is not None]
     if missed and not line.stopped and line.state == "infeasible":
         words += f": {', '.join(map(missed_words, missed))}"

@@ -20,9 +20,11 @@ from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.measuring import StudyGround
 from ridgeline.tuning.outcome import Bought, TuneResult
 from ridgeline.tuning.ranges import space_of
+from ridgeline.tuning.room import gpus_shown, room_of
 from ridgeline.tuning.search import Search, Windows
 from ridgeline.tuning.session import Found, Session
 from ridgeline.tuning.setting import Setting
+from ridgeline.tuning.sidebyside import SideBySide
 from ridgeline.tuning.space import Space
 from ridgeline.tuning.speculating import speculation_lines
 from ridgeline.tuning.trial import Candidate, History
@@ -47,17 +49,19 @@ def assembled(
     seed: int = 0,
 ) -> Session:
     """A session that has not begun. Raises BadInput for a space that cannot be."""
+    room = room_of(setting, visible=gpus_shown(setting))
     ground = StudyGround(
-        setting, folder, engines, journal, watch, oracle.expect, command, calibrate
-    )
+        setting, folder, engines, journal, watch, oracle.expect, command, calibrate,
+        side=SideBySide(room, engines.engine_for) if room.several else None,
+    )  # fmt: skip
     gate = Gate(setting, folder, engines, journal, watch, start_s=lambda: ground.expected_start_s)
     space = space_for(setting)
     windows = Windows(setting.window_s, max(LONG * setting.window_s, setting.workload.duration_s))
     search = Search(space, ground, setting.slo, windows, seed=seed, risk=allowed_risk(setting),
-                    barred=gate.barred)  # fmt: skip
+                    barred=gate.barred, room=room if room.several else None)  # fmt: skip
     return Session(
         setting, folder, ground, oracle, search, standings_of(search), engines, journal, watch,
-        limits, gate, command, study_text, calibrate, space,
+        limits, gate, command, study_text, calibrate, space, room,
     )  # fmt: skip
 
 
@@ -102,6 +106,10 @@ def plan_words(session: Session) -> list[str]:
         f"a trial: {setting.window_s:g} s measured, {run_s:.0f} s with warm-up; an engine start:"
         f" about {start_s:.0f} s{side}"
     )
+    if session.room is not None and session.room.why:
+        lines.append(session.room.why)
+        if session.room.several:
+            lines.append("duel, soak and quality gate run one at a time: neighbours share the host")
     lines += budget_words(setting, limits, start_s)
     lines += [f"quality: {why}" for why in unjudged(setting)]
     if gated(setting):

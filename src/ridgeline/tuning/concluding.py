@@ -75,7 +75,7 @@ def lines(told: Told) -> list[Line]:
         Line(
             t.number, t.candidate.words, t.candidate.change, t.state, why.get(t.number, ""),
             phase.get(t.number, "search"), t.value, t.low, t.high, t.gpu_s, t.window_s, t.stopped,
-            t.reason, t.run, t.limits,
+            t.reason, t.run, t.limits, t.beside,
         )
         for t in told.trials
     ]  # fmt: skip

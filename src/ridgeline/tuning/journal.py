@@ -46,9 +46,10 @@ class Told:
 
     `lost_s`: GPU seconds of processes that were killed before they could book them; `other_s`:
     those of what is no trial (duel, thinking, quality); `unbooked_s`: of trials whose question is
-    not booked yet. `start_s`, `longest_start_s`: of an engine, the last and the longest. `judged`:
-    candidates that are not exact. `last_at`: when the last line was written up to which all GPU
-    time is accounted for.
+    not booked yet. `held_s`: of a question that is measured side by side, until the last change of
+    `held_gpus`, which it holds since. `start_s`, `longest_start_s`: of an engine, the last and the
+    longest. `judged`: candidates that are not exact. `last_at`: when the last line was written up
+    to which all GPU time is accounted for.
     """
 
     fingerprint: str | None = None
@@ -61,6 +62,8 @@ class Told:
     lost_s: float = 0.0
     other_s: float = 0.0
     unbooked_s: float = 0.0
+    held_s: float = 0.0
+    held_gpus: int = 0
     start_s: float | None = None
     longest_start_s: float | None = None
     notes: tuple[str, ...] = ()
@@ -243,8 +246,12 @@ def _booked(told: Told, body: dict[str, Any], where: str) -> Told:
     start_s = body["start_s"] or told.start_s
     longest_s = max(start_s or 0.0, told.longest_start_s or 0.0) or None
     return replace(
-        told, trials=trials, start_s=start_s, longest_start_s=longest_s, unbooked_s=0.0
+        _let_go(told), trials=trials, start_s=start_s, longest_start_s=longest_s, unbooked_s=0.0
     )  # fmt: skip
+
+
+def _let_go(told: Told) -> Told:
+    return replace(told, held_s=0.0, held_gpus=0)
 
 
 def _note(told: Told, body: dict[str, Any], where: str) -> Told:
@@ -275,8 +282,11 @@ _READERS: Mapping[str, Callable[[Told, dict[str, Any], str], Told]] = {
     "bound": lambda told, body, _: replace(
         told, bounds={**told.bounds, body["run"]: body["bound"]}
     ),
-    "lost": lambda told, body, _: replace(told, lost_s=told.lost_s + body["gpu_s"], unbooked_s=0.0),
-    "spent": lambda told, body, _: replace(told, other_s=told.other_s + body["gpu_s"]),
+    "held": lambda told, body, _: replace(told, held_s=body["used_s"], held_gpus=body["gpus"]),
+    "lost": lambda told, body, _: replace(
+        _let_go(told), lost_s=told.lost_s + body["gpu_s"], unbooked_s=0.0
+    ),
+    "spent": lambda told, body, _: replace(_let_go(told), other_s=told.other_s + body["gpu_s"]),
 }
 
 

@@ -137,6 +137,17 @@ class LastingEngines:
         engine = self(configuration.engine)
         return not isinstance(engine, LastingEngine) or engine.is_up(configuration)
 
+    @property
+    def engine_for(self) -> Callable[[str], Engine]:
+        """What makes them."""
+        return self._engine_for
+
+    def release(self) -> None:
+        """Take every engine down: others need the GPUs. They start again when they are asked."""
+        for engine in self._made.values():
+            if isinstance(engine, LastingEngine):
+                engine.end()
+
     def abandon(self) -> None:
         """Give up the starts that are going on."""
         for engine in self._made.values():
@@ -147,6 +158,4 @@ class LastingEngines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for engine in self._made.values():
-            if isinstance(engine, LastingEngine):
-                engine.end()
+        self.release()

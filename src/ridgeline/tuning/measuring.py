@@ -1,18 +1,21 @@
 """The ground that a real tuning stands on: trials are runs of a study directory.
 
 Each is measured by the protocol of a study's runs (warm-up, steady window, verdict, one retry of a
-void one) and stored like one, in the folder `trials` of the tuning's directory. Several candidates
-are measured side by side where the study's launch keeps engines resident.
+void one) and stored like one, in the folder `trials` of the tuning's directory. Several engines are
+up side by side, one of them loaded, where the study's launch keeps engines resident; several trials
+run side by side where the host has GPUs for them (`sidebyside`).
 """
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Configuration
+from ridgeline.experiment.ledger import begin_index
 from ridgeline.experiment.plan import Plan, PlannedExperiment, plan_runs
 from ridgeline.experiment.protocol import Calibrate, recover
 from ridgeline.experiment.runner import run_plan
@@ -20,7 +23,10 @@ from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning.journal import Asked, TuneJournal, missing
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.port import Ask, Expected
+from ridgeline.tuning.room import Room
 from ridgeline.tuning.setting import Setting, trial_name
+from ridgeline.tuning.sidebyside import Meter, Round, SideBySide, Task
+from ridgeline.tuning.sidework import Job
 from ridgeline.tuning.trial import Candidate, Trial
 from ridgeline.tuning.watching import TrialsWatch, TuneWatch, Wanted
 
@@ -48,6 +54,7 @@ class StudyGround:
     calibrate: Calibrate | None = None
     most_s: float | None = None
     start_s: float | None = None
+    side: SideBySide | None = None
     _planned: dict[int, PlannedExperiment] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,7 +76,23 @@ class StudyGround:
 
     def cost_s(self, candidates: Sequence[Candidate], window_s: float) -> float:
         """GPU seconds that measuring them together would take, engine starts included."""
+        if self.side is not None and len({c.key for c in candidates}) > 1:
+            return self._side_s(self.side.room, candidates, window_s)
         return sum(self._group_s(group, window_s) for group in self._groups(candidates))
+
+    def _side_s(self, room: Room, candidates: Sequence[Candidate], window_s: float) -> float:
+        """The same side by side: nothing is up, so each pays for a start."""
+        times = Counter(c.key for c in candidates)
+        distinct = {c.key: c for c in candidates}
+        each_s = {
+            key: times[key] * self.setting.run_s(window_s)
+            + self.setting.cold_s + self.expected_start_s
+            for key in distinct
+        }  # fmt: skip
+        own = {key: room.gpus_of(c) for key, c in distinct.items()}
+        turns = max(sum(own.values()) / len(room.gpus), len(distinct) / room.most)
+        least_s = math.ceil(turns) * max(each_s.values()) * self.setting.gpus_for()
+        return max(sum(own[key] * each_s[key] for key in distinct), least_s)
 
     def _group_s(self, group: Sequence[Candidate], window_s: float) -> float:
         fresh = {c.key for c in group if not self._is_up(c)}
@@ -120,6 +143,11 @@ class StudyGround:
             gpus = self.setting.gpus_for(candidate)
             wanted.append(Wanted(number, candidate, gpus, bool(candidate.change)))
         left_s = math.inf if self.most_s is None else self.most_s
+        if self.side is not None and len({w.candidate.key for w in wanted}) > 1:
+            measured = self._measure_beside(self.side, wanted, dict(told.bounds), left_s)
+            left_s -= sum(t.gpu_s for t in measured.values())
+            found |= measured
+            wanted = [w for w in wanted if not self._fits_beside(w)]
         for group in self._groups([w.candidate for w in wanted]):
             numbers = [w for w in wanted if w.candidate in group]
             measured = self._measure(numbers, dict(told.bounds), left_s)
@@ -172,16 +200,84 @@ class StudyGround:
         known = all(k.kv_cache_memory_bytes is not None for k in knobs)
         return known and sum(k.gpu_memory_utilization or 0.0 for k in knobs) <= 1.0 + 1e-9
 
-    def _measure(
-        self, wanted: Sequence[Wanted], bounds: dict[str, str], left_s: float
+    def _fits_beside(self, wanted: Wanted) -> bool:
+        room = None if self.side is None else self.side.room
+        return room is not None and room.gpus_of(wanted.candidate) <= len(room.gpus)
+
+    def _measure_beside(
+        self, side: SideBySide, wanted: Sequence[Wanted], bounds: dict[str, str], left_s: float
     ) -> dict[int, Trial]:
+        """Each candidate in a process of its own; what is up here gives its GPUs to them."""
+        tasks: list[Task] = []
+        found: dict[int, Trial] = {}
+        by_key: dict[tuple[tuple[str, str], ...], list[Wanted]] = {}
+        for one in filter(self._fits_beside, wanted):
+            own = replace(one, gpus=side.room.gpus_of(one.candidate))
+            by_key.setdefault(one.candidate.key, []).append(own)
+        for mine in by_key.values():
+            watch, todo = self._not_on_disk(mine, bounds)
+            found |= watch.found
+            if todo:
+                plan = self._plan_of([self._planned[w.number] for w in todo])
+                tasks.append(Task(tuple(todo), plan, watch))
+        if not tasks:
+            return found
+        meter = Meter(self.setting.gpus_for())
+        self.engines.release()
+        able = None if self.calibrate is None else self.calibrate(self.setting.workload)
+        plan = self._plan_of([self._planned[w.number] for t in tasks for w in t.wanted])
+        directory = StudyDirectory(self.folder / TRIALS)
+        job = Job(
+            plan, directory.path, (), side.engine_for, self.command, RETRIES,
+            start_s=self.start_s, calibration=able,
+        )  # fmt: skip
+        with directory.held():
+            index = begin_index(plan, plan_runs(plan), directory, self.command, self.whole)
+            directory.write_index(index)
+            asked = Round(
+                side, tasks, job, self.journal, meter,
+                directory=directory, index=index, left_s=left_s,
+            )  # fmt: skip
+            asked.run()
+        meter.change(0)
+        return found | self._book_beside(tasks, meter.used_s)
+
+    def _book_beside(self, tasks: Sequence[Task], used_s: float) -> dict[int, Trial]:
+        """Each has what its own process took; what was held beside that is shared."""
+        over_s = max((task.watch.over_s for task in tasks), default=0.0)
+        if over_s > LEAST_START_S:
+            self.start_s = over_s
+        measured: dict[int, Trial] = {}
+        own_s: dict[int, float] = {}
+        for task in tasks:
+            mine = {w.number: task.watch.found[w.number] for w in task.wanted
+                    if w.number in task.watch.found}  # fmt: skip
+            measured |= mine
+            own_s |= dict.fromkeys(mine, task.own_s / max(len(mine), 1))
+        if not measured:
+            self.journal.write("spent", gpu_s=used_s, what="search", at=time.time())
+            return {}
+        rest_s = max(used_s - sum(own_s.values()), 0.0)
+        shares = {n: s + rest_s / len(own_s) for n, s in own_s.items()}
+        self.journal.write("booked", gpu_s=shares, start_s=self.start_s, at=time.time())
+        return {n: replace(t, gpu_s=shares[n]) for n, t in measured.items()}
+
+    def _not_on_disk(
+        self, wanted: Sequence[Wanted], bounds: dict[str, str]
+    ) -> tuple[TrialsWatch, list[Wanted]]:
+        """Who takes the runs of these, and which of them were not measured before a kill."""
         plan = self._plan_of([self._planned[w.number] for w in wanted])
         ids = {run.experiment: run.run_id for run in plan_runs(plan)}
         by_run = {ids[self._planned[w.number].name]: w for w in wanted}
         watch = TrialsWatch(
             by_run, self.journal, self.setting.goal, self.watch, bounds, retries=RETRIES
         )
-        todo = [w for r, w in by_run.items() if not self._on_disk(r, w, plan, watch)]
+        return watch, [w for r, w in by_run.items() if not self._on_disk(r, w, plan, watch)]
+
+    def _measure(
+        self, wanted: Sequence[Wanted], bounds: dict[str, str], left_s: float
+    ) -> dict[int, Trial]:
+        watch, todo = self._not_on_disk(wanted, bounds)
         if not todo:
             return dict(watch.found)
         plan = self._plan_of([self._planned[w.number] for w in todo])

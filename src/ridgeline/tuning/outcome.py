@@ -45,7 +45,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One trial in the history. cost_usd: what its GPU seconds cost, None without a price."""
+    """One trial in the history. beside: how many others were measured meanwhile."""
 
     number: int
     words: str
@@ -62,6 +62,7 @@ class Line:
     reason: str | None
     run: str | None
     limits: tuple[Miss, ...] = ()
+    beside: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ chosen together.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +22,10 @@ from ridgeline.domain.records import Floats
 from ridgeline.tuning import boundary
 from ridgeline.tuning.belief import SURE, Belief, below, log_of
 from ridgeline.tuning.port import Ground
+from ridgeline.tuning.trial import Candidate
+
+if TYPE_CHECKING:
+    from ridgeline.tuning.room import Room
 
 DRAWS = 192
 SHORTLIST = 90  # candidates that are drawn jointly, beside those that were measured
@@ -32,6 +37,8 @@ MATTERS = math.log(1.02)  # a lead that is worth going on for
 TIMES = (1, 2, 3, 5, 8)  # how often an engine that is up may be measured
 ALONE = 3  # measurements of the baseline where nothing starts beside it
 OPTIONS = 12  # candidates for a place whose costs are asked
+# A GPU that would stand idle is used for what adds this share of what the best one brings.
+WORTH_A_GPU = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,32 @@ class Prospects:
         row = None if leader is None else rows[leader]
         return Batch(tuple(chosen), times, gain, row), best_rate
 
+    def alongside(self, batch: Batch, room: "Room") -> Batch:
+        """The batch, and beside it what GPUs that it leaves free may measure meanwhile: at each
+        place what adds most for a GPU to what is expected of all together.
+        """
+        rows, worth = self._drawn.rows, self._worth(batch.times)
+        column = {row: i for i, row in enumerate(rows)}
+        chosen = list(batch.rows)
+        held = worth[:, [column[r] for r in chosen]].max(axis=1)
+        least = max(WORTH_A_GPU * batch.gain, 1e-9)
+        while True:
+            more = (np.maximum(held[:, None], worth) - held[:, None]).mean(axis=0)
+            free = [
+                i for i, r in enumerate(rows)
+                if more[i] >= least and self._may_join(r, chosen)
+                and room.fits(self._of([*chosen, r]))
+            ]  # fmt: skip
+            if not free:
+                return replace(batch, rows=tuple(chosen))
+            own = {i: room.gpus_of(*self._of([rows[i]])) for i in free}
+            at = max(free, key=lambda i: (more[i] / own[i], -i))
+            chosen.append(rows[at])
+            held = np.maximum(held, worth[:, at])
+
+    def _of(self, rows: Sequence[int]) -> list[Candidate]:
+        return [self._belief.pool[r].candidate for r in rows]
+
     def _may_join(self, row: int, chosen: Sequence[int]) -> bool:
         """Whether it may start, also beside the others: two that would die of the same cause would
         teach no more than one.
@@ -145,8 +178,7 @@ class Prospects:
         return {}
 
     def _cost(self, rows: Sequence[int], times: int) -> float:
-        candidates = [self._belief.pool[r].candidate for r in rows] * times
-        return max(1e-9, self._ground.cost_s(candidates, self._window_s))
+        return max(1e-9, self._ground.cost_s(self._of(rows) * times, self._window_s))
 
     def _worth(self, times: int) -> Floats:
         """(draws x columns): what the answer gains in each draw when the column was measured."""

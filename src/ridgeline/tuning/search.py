@@ -10,9 +10,10 @@ The search keeps nothing between two questions: it is a function of the history,
 expectations and the seed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from ridgeline.tuning.prospects import Batch, Prospects
 from ridgeline.tuning.risk import Risk
 from ridgeline.tuning.space import Space
 from ridgeline.tuning.trial import Candidate, History
+
+if TYPE_CHECKING:
+    from ridgeline.tuning.room import Room
 
 ENOUGH = 0.05  # probability of something 2 % better below which nothing more is measured
 REPEATS = 8  # measurements of an engine that is up, at most
@@ -62,7 +66,8 @@ class Search:
     space, ground: what may be varied, and where it is measured (only `places`, `expect` and
     `cost_s` are asked). slo: the limits, latencies and shares. enough: ends the search (`ENOUGH`).
     risk: the highest class that is proposed. repeats: how often an engine that is up is measured at
-    most. barred: why a candidate may not win whatever its figures are, None = it may.
+    most. barred: why a candidate may not win whatever its figures are, None = it may. room: GPUs
+    on which candidates are measured side by side, None = one after another.
     """
 
     def __init__(
@@ -77,24 +82,35 @@ class Search:
         risk: Risk = Risk.NEUTRAL,
         repeats: int = REPEATS,
         barred: Callable[[Candidate], str | None] = lambda _: None,
+        room: "Room | None" = None,
     ) -> None:
         self._space, self._ground, self._windows = space, ground, windows
         self._limits = {limit.key: limit.value for limit in slo.limits}
         self._seed, self._enough, self._risk = seed, enough, risk
         self._repeats = repeats
-        self._barred = barred
+        self._barred, self._room = barred, room
         self._last: tuple[History, _View] | None = None
 
     def ask(self, history: History, left_s: float) -> Ask | None:
         """The next measurement within `left_s` GPU seconds; None: nothing more is worth it."""
         view = self._view(history)
         if not history.trials:
-            return self._fitting(view.belief, view.opening, left_s)
+            return self._fitting(view.belief, self._filled(view, view.opening), left_s)
         if view.batch.rows and view.prospects.chance >= self._enough:
-            return self._fitting(view.belief, view.batch, left_s)
-        rows = view.belief.unconfirmed(self._ground.places)
+            return self._fitting(view.belief, self._filled(view, view.batch), left_s)
+        places = self._ground.places if self._room is None else self._room.most
+        rows = view.belief.unconfirmed(places)
+        while self._room is not None and len(rows) > 1 and not self._fit(self._room, view, rows):
+            rows = rows[:-1]
         again = Batch(tuple(rows), self._repeats, 0.0, None)
         return self._fitting(view.belief, again, left_s, self._windows.long_s)
+
+    def _filled(self, view: "_View", batch: Batch) -> Batch:
+        return batch if self._room is None else view.prospects.alongside(batch, self._room)
+
+    @staticmethod
+    def _fit(room: "Room", view: "_View", rows: Sequence[int]) -> bool:
+        return room.fits([view.belief.pool[r].candidate for r in rows])
 
     def best(self, history: History) -> Standing | None:
         """The incumbent: measured, feasible as far as is known, the best in the model's view."""

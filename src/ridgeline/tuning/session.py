@@ -31,6 +31,7 @@ from ridgeline.tuning.outcome import NOT_SOAKED, Soaked
 from ridgeline.tuning.port import Policy
 from ridgeline.tuning.question import differences, question_of
 from ridgeline.tuning.question import told as told_differences
+from ridgeline.tuning.room import Room
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.soaking import Soak
 from ridgeline.tuning.space import Space
@@ -83,6 +84,7 @@ class Session:
     study_text: str | None = None
     calibrate: Calibrate | None = None
     space: Space | None = None
+    room: Room | None = None
 
     def run(self) -> Found:
         """All of it; raises BadInput where the folder holds another tuning."""
@@ -205,7 +207,8 @@ class Session:
             for path in self.folder.rglob("*"):
                 with contextlib.suppress(OSError):
                     until = max(until, path.stat().st_mtime)
-        held_s = (until - told.last_at) * self.setting.gpus_for()
+        gpus = max(self.setting.gpus_for(), told.held_gpus)
+        held_s = told.held_s + (until - told.last_at) * gpus
         return max(held_s - told.unbooked_s, 0.0)
 
     def _reserve_s(self) -> float:

@@ -60,7 +60,8 @@ class Trial:
     number: from 1, in the order of measuring. value: the objective, larger is better, None without
     a figure; low, high: its 95 % interval within the run. window_s: seconds that were measured.
     gpu_s: GPU seconds that it took, its share of an engine start included. stopped: it was ended
-    early because it could not meet the targets any more (`reason` says by which bound).
+    early because it could not meet the targets any more (`reason` says by which bound). beside: how
+    many other trials were measured on other GPUs of the host at some time of it.
     """
 
     number: int
@@ -76,6 +77,7 @@ class Trial:
     stopped: bool = False
     reason: str | None = None
     run: str | None = None  # folder of the stored run in the study directory
+    beside: int = 0
 
 
 @dataclass(frozen=True, slots=True)

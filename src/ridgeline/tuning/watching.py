@@ -84,7 +84,8 @@ class TrialsWatch:
     """A StudyWatch that writes each trial into the journal as its run ends.
 
     wanted: by run id. bounds: of runs that were ended early, by folder, from an earlier start.
-    A void run that is measured again is written only if that does not come.
+    A void run that is measured again is written only if that does not come. beside: how many other
+    trials were measured meanwhile, which a trial is told with.
     """
 
     wanted: dict[str, Wanted]
@@ -96,6 +97,7 @@ class TrialsWatch:
     found: dict[int, Trial] = field(default_factory=dict)
     took_s: dict[int, float] = field(default_factory=dict)
     over_s: float = 0.0
+    beside: int = 0
     _began: dict[str, float] = field(default_factory=dict)
     _held: dict[int, Trial] = field(default_factory=dict)
 
@@ -151,6 +153,7 @@ class TrialsWatch:
         self.watch.ended(run.meta.run_id, trial, run)
         if trial is None:
             return
+        trial = replace(trial, beside=self.beside)
         again = trial.state == "void" and run.meta.tries <= self.retries
         if again and run.meta.configuration.engine != "twin":
             self._held[wanted.number] = replace(trial, gpu_s=gpu_s)

@@ -170,6 +170,8 @@ class TuneSpec:
     with `only` as in the baseline. finalists: candidates in the duel. window_s: the shortest window
     of a trial, None = the workload's. quality_threshold: share of the baseline's quality that a
     candidate which is not exact must recover, on the prompts of a file, None = a bundled set.
+    side_by_side: the most trials at a time on GPUs of their own, None = as many as the host has
+    GPUs and cores for; host_gpus: those by the file's hardware.count, None = the baseline's.
     """
 
     objective: str = "cost"
@@ -180,6 +182,8 @@ class TuneSpec:
     window_s: float | None = None
     quality_prompts: str | None = None
     quality_threshold: float = 0.99
+    side_by_side: int | None = None
+    host_gpus: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,13 @@ def build_study(source: Source, text: str, folder: Path) -> Study:
         equal_within=part.equal_within,
         api=part.api,
         calibration=None if part.engine == "twin" else _calibration(source, part, folder),
-        tune=build_tune(source, part.tune, folder, partial(_one_knob, source)),
+        tune=build_tune(
+            source,
+            part.tune,
+            folder,
+            partial(_one_knob, source),
+            host_gpus=None if part.hardware is None else part.hardware.count,
+        ),
     )
 
 

@@ -17,10 +17,20 @@ if TYPE_CHECKING:
 CheckKnob = Callable[[str, Any, "Path_"], Any]
 
 
-def build_tune(source: "Source", part: TunePart | None, folder: Path, check: CheckKnob) -> TuneSpec:
-    """The section as a value, its defaults where the file has none. Raises BadInput."""
+def build_tune(
+    source: "Source",
+    part: TunePart | None,
+    folder: Path,
+    check: CheckKnob,
+    *,
+    host_gpus: int | None = None,
+) -> TuneSpec:
+    """The section as a value, its defaults where the file has none. Raises BadInput.
+
+    `host_gpus`: as the file counts them.
+    """
     if part is None:
-        return TuneSpec()
+        return TuneSpec(host_gpus=host_gpus)
     path: Path_ = ("tune", "space")
     space = {
         name: _choice(source, name, given, (*path, name), check)
@@ -41,6 +51,8 @@ def build_tune(source: "Source", part: TunePart | None, folder: Path, check: Che
         window_s=part.window_s,
         quality_prompts=None if prompts is None else str(folder / prompts),
         quality_threshold=part.quality.threshold,
+        side_by_side=part.side_by_side,
+        host_gpus=host_gpus,
     )
 
 

@@ -68,4 +68,9 @@ class TunePart(Part):
         "seconds", "the shortest window of a trial; as the workload's duration_s unless given",
         default=None, gt=0, le=DAY_S,
     )  # fmt: skip
+    side_by_side: int | None = amount(
+        "trials", "at a time, each on GPUs of its own; as many as hardware.count and the host's"
+        " cores hold unless given, 1 = one after another",
+        default=None, ge=1,
+    )  # fmt: skip
     quality: QualityPart = Field(default_factory=QualityPart)
