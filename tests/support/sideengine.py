@@ -4,7 +4,7 @@
 SIDE_LOG is a folder that is told what ran where and when. An engine that starts waits
 until as many as SIDE_MEET says have been up at once with it (so that they surely overlap, however
 slow the host is); max_num_seqs of SIDE_DIES ends its own process, of SIDE_HANGS waits in its run,
-and of SIDE_VOID has a client without a core the first time.
+of SIDE_VOID has a client without a core the first time, and of SIDE_WAITS waits for the stop.
 """
 
 import contextlib
@@ -29,7 +29,8 @@ from ridgeline.tuning.trial import Candidate
 from support.tunedengine import Listed, TunedEndpoint, TunedEngine, session, setting
 
 LOG, MEET = "SIDE_LOG", "SIDE_MEET"
-DIES, HANGS, VOID = "SIDE_DIES", "SIDE_HANGS", "SIDE_VOID"
+DIES, HANGS = "SIDE_DIES", "SIDE_HANGS"
+VOID, WAITS = "SIDE_VOID", "SIDE_WAITS"
 PATIENCE_S = 30.0
 
 
@@ -42,6 +43,10 @@ class SideEndpoint(TunedEndpoint):
         if seqs == os.environ.get(HANGS):
             (Path(os.environ[LOG]) / "hangs").write_text(str(os.getpid()))
             time.sleep(PATIENCE_S)
+        until = time.monotonic() + PATIENCE_S
+        while seqs == os.environ.get(WAITS) and not watch.stop_asked():
+            assert time.monotonic() < until, "nobody stopped it"
+            time.sleep(0.01)
         facts = super().drive(plan, sink, watch)
         if seqs == os.environ.get(VOID) and self.engine.drives == 1:
             return replace(facts, client=replace(facts.client, cpu_share=1.0))

@@ -31,6 +31,7 @@ from support.sideengine import (
     MEET,
     SIX,
     VOID,
+    WAITS,
     SideEngine,
     on_gpus,
     ran,
@@ -115,6 +116,8 @@ def test_a_process_that_dies_costs_its_own_trial_only(
     assert states == {None: "feasible", 120: "feasible", 140: "crashed"}
     (dead,) = [t for t in found.told.trials if t.state == "crashed"]
     assert "was ended by SIGKILL" in (dead.reason or "")
+    entry = StudyDirectory(tmp_path / "out" / "trials").index().runs[f"{dead.run}"]
+    assert (entry.state, entry.reason) == ("interrupted", dead.reason)
     assert Candidate({"max_num_seqs": 140}) not in found.finalists
     assert [t.number for t in found.told.trials] == [1, 2, 3]
 
@@ -145,6 +148,32 @@ def test_a_void_run_is_measured_once_more_in_its_process(
     assert [t.state for t in found.told.trials] == ["feasible", "feasible"]
     runs = StudyDirectory(tmp_path / "out" / "trials").index().runs
     assert [e.tries for e in runs.values()] == [1, 2]
+
+
+class StopsAtFirst(SilentTuneWatch):
+    """The user stops when the first trial has ended; one hangs then and hears of it."""
+
+    seen = False
+
+    def ended(self, name: str, trial: Trial | None, run: StoredRun) -> None:
+        self.seen = True
+
+    def stop_asked(self) -> bool:
+        return self.seen
+
+
+def test_the_users_stop_reaches_every_process_and_what_was_measured_stays(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MEET, "2")
+    monkeypatch.setenv(WAITS, "120")
+    found = tuned(tmp_path / "out", SIX, at_once=2, watch=StopsAtFirst())
+    assert not found.complete
+    assert [t.number for t in found.told.trials] == [1], "the second one was stopped in its run"
+    monkeypatch.delenv(WAITS)
+    again = tuned(tmp_path / "out", SIX[:2], at_once=2)
+    assert [t.number for t in again.told.trials] == [1, 2]
+    assert again.told.trials[0] == replace(found.told.trials[0], gpu_s=again.told.trials[0].gpu_s)
 
 
 def test_gpu_seconds_are_those_of_the_gpus_in_use(

@@ -21,6 +21,7 @@ from ridgeline.engines.base import Engine
 from ridgeline.engines.guard import GRACE_S
 from ridgeline.experiment.ledger import entry_of
 from ridgeline.experiment.plan import Plan, PlannedRun
+from ridgeline.experiment.protocol import recover
 from ridgeline.experiment.runner import interrupts_held
 from ridgeline.store.run_directory import read_run
 from ridgeline.store.study_directory import StudyDirectory, StudyIndex
@@ -261,15 +262,26 @@ class Round:
             return
         child.free_at = time.monotonic() + self._side.rest_s
         self._resting.append(child)
-        reason = f"the process that measured it {_how(child.process.exitcode)}"
-        for run_id, wanted in task.watch.wanted.items():
-            if wanted.number in task.watch.found:
+        self._crashed(child, f"the process that measured it {_how(child.process.exitcode)}")
+
+    def _crashed(self, child: _Child, reason: str) -> None:
+        """What of it has no answer is a crash, with what the run that was going on has left."""
+        watch = child.task.watch
+        for run_id, wanted in watch.wanted.items():
+            if wanted.number in watch.found:
                 continue
-            trial = Trial(wanted.number, wanted.candidate, "crashed", reason=reason,
-                          beside=len(child.beside))  # fmt: skip
-            task.watch.found[wanted.number] = trial
+            left = recover(self._directory.run_folder(run_id))
+            trial = Trial(
+                wanted.number, wanted.candidate, "crashed", reason=reason,
+                run=None if left is None else run_id, beside=len(child.beside),
+            )  # fmt: skip
+            watch.found[wanted.number] = trial
             self._journal.trial(trial)
             self._enter(run_id, state="interrupted", reason=reason)
+            if left is None:
+                watch.watch.told(f"trial {wanted.number}: {reason}")
+            else:
+                watch.watch.ended(run_id, trial, left)
 
     def _let_go(self, child: _Child) -> None:
         self._packing.give(child.gpus)
