@@ -191,7 +191,7 @@ def test_the_view_where_nobody_looks_records_and_ends(
     rows = [json.loads(line) for line in (out / "figures.jsonl").read_text().splitlines()]
     assert rows[-1]["findings"][0] == "batch-ceiling"
     assert rows[-1]["running"] == 8
-    (kept,) = (out / "replica-000").iterdir()
+    (kept,) = (out / "replica-000").glob("metrics-*.txt")
     assert ridgeline(["doctor", "--from", str(kept)]) == 0
     capsys.readouterr()
     rows_kept = read_telemetry(out)

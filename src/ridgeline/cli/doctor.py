@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ridgeline.diagnosis.drift import Tuned
-    from ridgeline.diagnosis.evidence import Evidence, Known
+    from ridgeline.diagnosis.evidence import Evidence, Known, ProbeResult
     from ridgeline.diagnosis.finding import Finding
+    from ridgeline.diagnosis.gathering import Snapshot
     from ridgeline.load.address import Address
     from ridgeline.telemetry.prometheus import Scrape
 
@@ -271,7 +272,11 @@ def _from_files(
     if gpu_metrics is not None:
         found = _gpu_reader(gpu_metrics)()
         pages = [] if found is None else [found]
-    read = [read_saved(files, seconds) for files in series_of(saved)]
+    cut: list[Path] | None = [] if any(path.is_dir() for path in saved) else None
+    read = [read_saved(files, seconds, cut) for files in series_of(saved)]
+    if cut:
+        say(f"{', '.join(map(str, cut[:3]))}: {len(cut)} pages hold no metrics (cut off?) and are"
+            " left out")  # fmt: skip
     return gather(side_by_side(read), known, pages), None
 
 
@@ -289,6 +294,7 @@ def _from_servers(
     reader = None if gpu_metrics is None else _gpu_reader(gpu_metrics)
     with _working(f"looking at {', '.join(a.url for a in addresses)} for {seconds:g} s"):
         seen = watch(addresses, headers, seconds, gpu=reader)
+    _one_model(seen.snapshots, [a.url for a in addresses])
     known = learn(known, {"max_model_len": _length(addresses[0], headers)}, "/v1/models")
     known = learn(known, {"api_servers": seen.api_servers}, "its processes")
     evidence = gather(seen.snapshots, known, seen.gpu_pages)
@@ -308,8 +314,43 @@ def _from_servers(
         from ridgeline.diagnosis.probing import probe as ask  # noqa: PLC0415
 
         with _working("sending five small requests"):
-            evidence = replace(evidence, probe=ask(addresses[0], headers))
+            evidence = _probed(evidence, addresses, lambda address: ask(address, headers))
     return evidence, seen.trouble
+
+
+def _one_model(snapshots: "Sequence[Snapshot]", urls: list[str]) -> None:
+    """Raises BadInput where the servers are none of one model's replicas."""
+    from ridgeline.cli.prometheusoptions import one_model  # noqa: PLC0415
+
+    page = next((s.page for s in reversed(snapshots) if s.page is not None), None)
+    served: dict[str, set[str]] = {}
+    for series in () if page is None else (s for rows in page.samples.values() for s in rows):
+        model, target = series.labels.get("model_name"), series.labels.get("target")
+        if model and target is not None:
+            served.setdefault(model, set()).add(urls[int(target)])
+    one_model([(m, sorted(at)) for m, at in sorted(served.items())], ", ".join(urls), urls=True)
+
+
+def _probed(
+    evidence: "Evidence", addresses: "Sequence[Address]", ask: "Callable[[Address], ProbeResult]"
+) -> "Evidence":
+    """With the probe's result: of several servers each is asked, at the same time.
+
+    `probe` is then the one that answered least.
+    """
+    if len(addresses) == 1:
+        return replace(evidence, probe=replace(ask(addresses[0]), server=addresses[0].url))
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+
+    there = [(n, a) for n, a in enumerate(addresses) if a.url not in evidence.unread]
+    with ThreadPoolExecutor(len(there)) as pool:
+        told = list(pool.map(lambda row: ask(row[1]), there))
+    probes = tuple(
+        replace(result, server=address.url, target=str(place))
+        for (place, address), result in zip(there, told, strict=True)
+    )
+    worst = min(probes, key=lambda p: (not p.silent, p.ok))
+    return replace(evidence, probe=worst, probes=probes)
 
 
 def _keep(texts: "Mapping[int, Sequence[str]]", folder: Path, *, alone: bool) -> None:

@@ -48,8 +48,8 @@ def _head(e: Evidence, of: Sequence[str]) -> Iterable[str]:
     rate, made = e.per_s(e.requests), e.per_s(e.generation_tokens)
     if rate is not None and made is not None:
         yield f"{rate:.3g} requests/s and {counted(made)} output tokens/s"
-    if e.probe is not None:
-        yield _probe(e.probe)
+    for probe in e.probes or ((e.probe,) if e.probe is not None else ()):
+        yield _probe(probe)
     if e.known.configuration is None and e.server == "vllm":
         yield "model and GPU are not known: give --study FILE, or --model and --gpu, for gains"
 
@@ -68,7 +68,8 @@ def _probe(p: ProbeResult) -> str:
     told.append("/health does not answer" if p.health is None else f"/health says {p.health}")
     if p.trouble is not None:
         told.append(p.trouble)
-    return f"probe: {', '.join(told)}"
+    whom = "" if p.target is None else f" of {p.server}"
+    return f"probe{whom}: {', '.join(told)}"
 
 
 def _one(finding: Finding, number: int) -> list[Text | Padding]:

@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.cli.output import say
+from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ridgeline.diagnosis.evidence import Evidence, Known
     from ridgeline.diagnosis.stored import PrometheusServer, Stored
 
@@ -35,12 +38,18 @@ def evidence_of(
     """What Prometheus has of the last `seconds` (LOOK_BACK_S), and the names of the targets."""
     from ridgeline.diagnosis.gathering import gather  # noqa: PLC0415
     from ridgeline.diagnosis.stored import LOOK_BACK_S, together  # noqa: PLC0415
+    from ridgeline.diagnosis.targets import models_of  # noqa: PLC0415
 
     back = seconds or LOOK_BACK_S
     seen = server.look(back)
+    for words in seen.said:
+        say(f"{server.address.url}: {words}")
+    one_model(list(models_of(seen.targets)), server.address.url)
     page = seen.gpu_page()
     gpus = [] if page is None else [page]
-    evidence = replace(gather(together(seen.targets), known, gpus), gpu_page=bool(gpus))
+    evidence = replace(
+        gather(together(seen.targets), known, gpus, stored=True), gpu_page=bool(gpus)
+    )
     if not evidence.rates_known:
         say(f"{server.address.url}: {evidence.scrapes} reading in the last {back:g} s, and rates"
             " need two: look further back with --seconds")  # fmt: skip
@@ -50,6 +59,19 @@ def evidence_of(
     if save is not None:
         _keep(seen, save)
     return evidence, [target.name for target in seen.targets]
+
+
+def one_model(served: "Sequence[tuple[str, list[str]]]", where: str, *, urls: bool = False) -> None:
+    """Raises BadInput where servers of several models would be taken for replicas of one."""
+    if len(served) < 2 or len({tuple(names) for _, names in served}) == 1:
+        return  # one server with several names for what it serves
+    words = "; ".join(f"{model} ({', '.join(names[:3])})" for model, names in served)
+    fix = "give the URLs of one model at a time"
+    if not urls:
+        own = [m for m, _ in served]
+        fix = "choose one: " + " or ".join(f"--match '{{model_name=\"{m}\"}}'" for m in own[:4])
+    raise BadInput(f"has servers of {len(served)} models, and each has limits of its own: {words}",
+                   where=where, fix=fix)  # fmt: skip
 
 
 def _keep(seen: "Stored", folder: Path) -> None:

@@ -112,6 +112,8 @@ def watch(
         stack.enter_context(pool)
         state = State(pool, record, tuned)
         stack.callback(state.close)
+        for words in getattr(pool, "said", ()):
+            say(f"{prometheus}: {words}")
         if serve is not None:
             from ridgeline.diagnosis.exporter import Exporter, render  # noqa: PLC0415
 

@@ -1,18 +1,25 @@
 """The last figures of `ridgeline watch`, and where they are kept."""
 
+import itertools
 import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.cli.output import say
+from ridgeline.domain.errors import StoreError
+from ridgeline.domain.secrets import mask
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import BinaryIO
 
     from ridgeline.diagnosis.drift import Tuned
     from ridgeline.diagnosis.live import Now, Pool, Replica
     from ridgeline.diagnosis.retuning import Retuning
     from ridgeline.diagnosis.storedpool import StoredPool, StoredReplica
 
+NAME = "replica.txt"  # which replica a folder of pages is of
 RECORD_EVERY_S = 10.0  # pages are kept so often
 GPU = ("utilisation", "sm_active", "tensor_active", "dram_active", "power_w")
 
@@ -28,13 +35,16 @@ class State:
         self._retuning: Retuning | None = None
         self._record = record
         self._kept = float("-inf")
+        self._clock = time.time() - time.monotonic()  # one that nobody sets
+        self._folders: dict[str, Path] = {}
+        self._failing = False
         self.now: list[Now] = pool.now()
 
     def look(self) -> None:
         """Work the figures out anew, and keep them where that is asked for."""
         self.now = [self._held_against(row) for row in self._pool.now()]
         if self._record is not None:
-            self._keep(self._record)
+            self._try_to_keep(self._record)
 
     def _held_against(self, row: "Now") -> "Now":
         """With what has become of the traffic, where a winner was given."""
@@ -56,28 +66,75 @@ class State:
         if self._record is not None and self._record.is_dir():
             from ridgeline.diagnosis.recorded import close  # noqa: PLC0415
 
-            close(self._record)
+            try:
+                close(self._record)
+            except (OSError, StoreError) as error:
+                say(f"{self._record}: telemetry.parquet cannot be written ({error}); `ridgeline"
+                    " report` makes it of figures.jsonl")  # fmt: skip
+
+    def _try_to_keep(self, folder: Path) -> None:
+        """A disk that is full ends no view: it is said once, and tried again at the next look."""
+        try:
+            self._keep(folder)
+        except OSError as error:
+            if not self._failing:
+                why = (error.strerror or str(error)).lower()
+                say(f"{folder}: nothing is recorded ({why}); the watch goes on and tries again")
+            self._failing = True
+            return
+        if self._failing:
+            say(f"{folder}: recording again")
+        self._failing = False
 
     def _keep(self, folder: Path) -> None:
         from ridgeline.diagnosis.recorded import FIGURES  # noqa: PLC0415
         from ridgeline.diagnosis.saved import stamped  # noqa: PLC0415
-        from ridgeline.domain.secrets import mask  # noqa: PLC0415
 
-        at = time.time()
+        at = self._clock + time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / FIGURES).open("a", encoding="utf-8") as file:
-            for row in self.now:
-                file.write(mask(json.dumps({"at": round(at, 3), **as_json(row)})) + "\n")
+        lines = [mask(json.dumps({"at": round(at, 3), **as_json(row)})) + "\n" for row in self.now]
+        with (folder / FIGURES).open("a+b") as file:
+            if file.tell() and not _ends_a_line(file):
+                file.write(b"\n")  # behind one that a kill or a full disk cut off
+            file.write("".join(lines).encode())
         if at - self._kept < RECORD_EVERY_S:
             return
         self._kept = at
         replicas: Sequence[Replica | StoredReplica] = self._pool.replicas
-        for number, replica in enumerate(replicas):
+        for replica in replicas:
             if replica.trouble is None and replica.last_text:
-                own = folder / f"replica-{number:03d}"
-                own.mkdir(exist_ok=True)
-                page = stamped(replica.last_text, at)
-                (own / f"metrics-{round(at)}.txt").write_text(page, "utf-8")
+                own = self._folder_of(folder, replica.name)
+                whole = own / f"metrics-{round(at)}.txt"
+                half = whole.with_suffix(".part")
+                half.write_text(stamped(replica.last_text, at), "utf-8")
+                half.replace(whole)
+
+    def _folder_of(self, folder: Path, name: str) -> Path:
+        """A replica's own, whatever others come and go: also in a later run."""
+        if name not in self._folders:
+            told = {own: _said_name(own) for own in sorted(folder.glob("replica-*"))}
+            own = next((path for path, said in told.items() if said == mask(name)), None)
+            if own is None:
+                taken = {path.name for path in told}
+                free = (f"replica-{n:03d}" for n in itertools.count())
+                own = folder / next(n for n in free if n not in taken)
+                own.mkdir()
+                (own / NAME).write_text(f"{mask(name)}\n", "utf-8")
+            self._folders[name] = own
+        self._folders[name].mkdir(exist_ok=True)
+        return self._folders[name]
+
+
+def _said_name(folder: Path) -> str | None:
+    try:
+        return (folder / NAME).read_text("utf-8").strip()
+    except OSError:
+        return None
+
+
+def _ends_a_line(file: "BinaryIO") -> bool:
+    file.seek(-1, 2)
+    return file.read(1) == b"\n"
 
 
 def as_json(row: "Now") -> dict[str, Any]:
@@ -93,7 +150,8 @@ def as_json(row: "Now") -> dict[str, Any]:
         "output_tokens_per_s": row.output_tokens_per_s, "requests_per_s": row.requests_per_s,
         "preemptions_per_s": row.preemptions_per_s, "ttft_s": dict(row.ttft_s),
         "itl_s": dict(row.itl_s), "idle": row.idle, "share_of_bound": row.share_of_bound,
-        "mbu": row.mbu, "mfu": row.mfu, "waste_usd_per_hour": row.waste_usd_per_hour,
+        "mbu": row.mbu, "mfu": row.mfu, "usd_per_hour": row.usd_per_hour,
+        "waste_usd_per_hour": row.waste_usd_per_hour,
         "usd_per_million_output_tokens": row.usd_per_million_output_tokens, **gpu,
         "attainment": row.attainment,
         "findings": [f.id for f in row.findings if f.kind != "note" or f.id == "drift"],

@@ -41,8 +41,10 @@ def tuned_from(path: Path) -> "Tuned":
     moved = () if result is None else result.envelope
     edges = tuple(_edge(reach) for reach in moved if not reach.share)
     others = [(e.name, e.configuration) for e in study.experiments[1:]]
-    others += _finalists(study, result)
-    return Tuned(str(path), base.configuration, base.workload, edges, tuple(others))
+    met, unasked = _finalists(folder, result)
+    others += [row for row in met if row[1].knobs not in [c.knobs for _, c in others]]
+    return Tuned(str(path), base.configuration, base.workload, edges, tuple(others), study.slo,
+                 unasked)  # fmt: skip
 
 
 def known_of(known: "Known", tuned: "Tuned", *, given: bool) -> "Known":
@@ -68,18 +70,34 @@ def _stored(path: Path) -> "Study":
     return study
 
 
-def _finalists(study: "Study", result: "TuneResult | None") -> "list[tuple[str, Configuration]]":
-    """Those that met the winner in the duel. Their changes are of the baseline before it."""
-    before = next((e for e in study.experiments[1:] if e.name == "before"), None)
-    if result is None or result.duel is None or before is None:
-        return []
+def _finalists(
+    folder: Path, result: "TuneResult | None"
+) -> "tuple[list[tuple[str, Configuration]], int]":
+    """Those that met the winner in the duel, and how many of them cannot be told.
+
+    Their changes are of the tuning's own baseline, whose study file lies in its folder.
+    """
+    if result is None or result.duel is None:
+        return [], 0
+    met = [one for one in result.duel.duelists if dict(one.change) != dict(result.winner.change)]
+    start = _start(folder)
+    if start is None:
+        return [], len(met)
     found = []
-    for one in result.duel.duelists:
-        if one.change and dict(one.change) != dict(result.winner.change):
-            change: dict[str, Any] = {k: v for k, v in one.change.items() if k != "routing"}
-            knobs = before.configuration.knobs.with_changes(change)
-            found.append((one.words, replace(before.configuration, knobs=knobs)))
-    return found
+    for one in met:
+        change: dict[str, Any] = {k: v for k, v in one.change.items() if k != "routing"}
+        knobs = start.knobs.with_changes(change)
+        found.append((one.words, replace(start, knobs=knobs)))
+    return found, 0
+
+
+def _start(folder: Path) -> "Configuration | None":
+    """The baseline of the study that was tuned; None where its folder does not hold it."""
+    from ridgeline.experiment.results import load_study_copy  # noqa: PLC0415
+    from ridgeline.store.study_directory import StudyDirectory  # noqa: PLC0415
+
+    study = load_study_copy(StudyDirectory(folder))
+    return None if study is None else study.baseline.configuration
 
 
 def _edge(reach: "Reach") -> "Edge":

@@ -16,6 +16,7 @@ from ridgeline.domain.model import shape as find_shape
 
 DEFAULT_RELEASE = "0.21"
 SLOTS_FULL = 0.9  # running requests over the slots
+NEAR_SLOTS = 1 / 3  # of known slots: fewer that run by Little's law, on average, are no full batch
 KV_FULL = 0.95  # of the blocks, at the peak: the next request or token finds none
 SMALL_STEP = 200.0  # tokens: far below any budget that prompts could fill
 WAITS = 0.5  # mean requests waiting: below it there is no queue to speak of
@@ -271,12 +272,15 @@ class Account:
             return "slots"
         return "either" if budget is None or prompt is None else "budget"
 
-    def _cause_without_gauges(self, engine: EngineLevels, *, full: bool) -> str:
+    def _cause_without_gauges(self, engine: EngineLevels, *, full: bool) -> str | None:
         """By elimination, from what does not lag: preemptions, the pool's size, tokens a step."""
         if full or engine.preemptions or self.pool_too_small:
             return "kv"
         prompt, known = self.prompt_tokens_per_step, self.evidence.known
         budget = known.max_num_batched_tokens
+        if known.max_num_seqs is not None and engine.running is not None and (
+            engine.running.high < NEAR_SLOTS * known.max_num_seqs):  # fmt: skip
+            return "budget" if prompt is not None and budget and prompt > budget / 2 else None
         if prompt is None:
             return "either"
         if prompt < (SMALL_STEP if budget is None else min(SMALL_STEP, budget / 2)):

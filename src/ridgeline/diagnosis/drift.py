@@ -6,17 +6,19 @@ difference is only a difference: whether it matters is asked of the twin.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 
-from ridgeline.diagnosis.evidence import Evidence
+from ridgeline.diagnosis.evidence import Evidence, Level
 from ridgeline.diagnosis.finding import Fact, Finding, Try
 from ridgeline.diagnosis.gain import deviation_of
 from ridgeline.domain.knobs import Configuration
+from ridgeline.domain.slo import Slo
 from ridgeline.domain.workload import TrafficClass, Workload
 
 Z95 = 1.96
 LEAST_REQUESTS = 20
+TURNAROUND = 0.05
 LOAD, PROMPTS, OUTPUTS = "load", "prompt lengths", "output lengths"
 
 
@@ -38,7 +40,8 @@ class Edge:
 class Tuned:
     """A configuration that was chosen for a workload. others: what it was compared with, by name.
 
-    edges: the tuner's envelope, empty without one.
+    edges: the tuner's envelope, empty without one. slo: what it was chosen to hold. unasked: how
+    many of those that it was compared with are not known well enough to be asked about.
     """
 
     name: str
@@ -46,6 +49,8 @@ class Tuned:
     workload: Workload
     edges: tuple[Edge, ...] = ()
     others: tuple[tuple[str, Configuration], ...] = ()
+    slo: Slo = field(default_factory=Slo)
+    unasked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +183,7 @@ def _load(e: Evidence, plan: Workload) -> Iterable[Shift]:
     if plan.arrivals.closed_loop:
         users, flight = plan.arrivals.peak_users, e.in_flight
         if users and flight and e.running is not None:
-            wait = e.waiting
-            low = e.running.low + (0.0 if wait is None else wait.low)
-            high = e.running.high + (0.0 if wait is None else wait.high)
+            low, high = _around(e.running, e.waiting)
             ends = (low / copies / users, high / copies / users)
             yield Shift(LOAD, users, flight / copies, *ends, "requests in flight", "")
         return
@@ -190,6 +193,19 @@ def _load(e: Evidence, plan: Workload) -> Iterable[Shift]:
         half = Z95 * sqrt(n) / n
         yield Shift(LOAD, rate, seen, seen / rate * (1 - half), seen / rate * (1 + half),
                     "requests/s", "")  # fmt: skip
+
+
+def _around(running: Level, waiting: Level | None) -> tuple[float, float]:
+    """The 95 % interval of the mean of what is in flight; least to most of a few readings.
+
+    Never closer than one request and TURNAROUND: those on their way are in no gauge.
+    """
+    levels = [running] if waiting is None else [running, waiting]
+    if any(level.half is None for level in levels):
+        return sum(level.low for level in levels), sum(level.high for level in levels)
+    mean = sum(level.mean for level in levels)
+    half = max(sum(level.half or 0.0 for level in levels), 1.0 + TURNAROUND * mean)
+    return max(0.0, mean - half), mean + half
 
 
 def _lengths(e: Evidence, plan: Workload) -> Iterable[Shift]:

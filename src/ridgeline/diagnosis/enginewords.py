@@ -36,9 +36,10 @@ def in_words_of(server: str | None, finding: Finding) -> Finding:
     names = NAMES.get(server or "")
     if names is None:
         return finding
+    tries = {t.knob: t for t in reversed([_try(t, names) for t in finding.tries])}  # one a flag
     return replace(
         finding,
-        tries=tuple(_try(t, names) for t in finding.tries),
+        tries=tuple(reversed(tries.values())),
         will_not_help=tuple(_wont(w, names) for w in finding.will_not_help),
     )
 
@@ -49,5 +50,11 @@ def _try(change: Try, names: Mapping[str, str]) -> Try:
 
 
 def _wont(wont: Wont, names: Mapping[str, str]) -> Wont:
-    base, equals, value = wont.knob.partition("=")
-    return replace(wont, knob=f"{names.get(base, base)}{equals}{value}")
+    said = [_named(word, names) for word in wont.knob.split(", ")]
+    return replace(wont, knob=", ".join(dict.fromkeys(said)))
+
+
+def _named(word: str, names: Mapping[str, str]) -> str:
+    base, equals, value = word.partition("=")
+    knob, space, way = base.partition(" ")
+    return f"{names.get(knob, knob)}{space}{way}{equals}{value}"

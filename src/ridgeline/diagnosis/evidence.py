@@ -16,7 +16,10 @@ WORKS = 0.05  # of the time: a GPU that does less is idle
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A gauge over the scrapes that told it: mean, least, most, first, last, how many."""
+    """A gauge over the scrapes that told it: mean, least, most, first, last, how many.
+
+    half: of the 95 % interval of the mean; None where too few readings tell it.
+    """
 
     mean: float
     low: float
@@ -24,6 +27,7 @@ class Level:
     first: float
     last: float
     n: int
+    half: float | None = None
 
     @property
     def steady(self) -> bool:
@@ -158,7 +162,8 @@ class ProbeResult:
     `alone`: no other request ended meanwhile, so that both means are of the same requests.
     `silent_s`: how long the first one was waited for in vain, where no answer came at all. ttft_s,
     itl_s: means of the ones answered, by the clock here; output_tokens: of all of them, by the
-    server's count. health: the status of /health afterwards. trouble: why one failed.
+    server's count. health: the status of /health afterwards. trouble: why one failed. server: the
+    URL that was asked; target: its place among several, as its engines' names begin.
     """
 
     sent: int
@@ -172,6 +177,13 @@ class ProbeResult:
     output_tokens: int | None = None
     health: int | None = None
     trouble: str | None = None
+    server: str | None = None
+    target: str | None = None
+
+    @property
+    def silent(self) -> bool:
+        """Whether no answer came at all."""
+        return self.silent_s is not None
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; what is not known is null."""
@@ -179,6 +191,7 @@ class ProbeResult:
             "sent": self.sent, "ok": self.ok, "ttft_s": self.ttft_s, "itl_s": self.itl_s,
             "e2e_s": self.client_e2e_s, "server_e2e_s": self.server_e2e_s,
             "output_tokens": self.output_tokens, "health": self.health, "trouble": self.trouble,
+            "server": self.server,
         }  # fmt: skip
 
 
@@ -190,9 +203,11 @@ class Evidence:
     requests ended well, `aborted` were given up, `failed` ended in an error. Of `servers` asked,
     `unread` told no page to the end and the /health of `sick` says 500 or more.
     mixed: the readings are of several servers in turn. stood_still_s: the longest of its engines'.
-    several_fronts: the page is one that several API servers share. host_idle: of the host's CPU.
+    several_fronts: the page is one that several API servers share; fronts_untold: or a Prometheus
+    dropped what would tell. host_idle: of the host's CPU.
     rates_known: two readings or more, at known times. aliases: present name -> older one found.
     transferred: bytes that KV connectors brought. cores: role -> CPU cores taken.
+    probes: of several servers one each, of those that were asked.
     """
 
     server: str | None
@@ -229,6 +244,7 @@ class Evidence:
     stood_still_s: float = 0.0
     mixed: bool = False
     several_fronts: bool = False
+    fronts_untold: bool = False
     host_idle: float | None = None
     unread: tuple[str, ...] = ()
     sick: tuple[str, ...] = ()
@@ -238,6 +254,14 @@ class Evidence:
     lora: LoraSlots | None = None
     router: RouterSigns | None = None
     probe: ProbeResult | None = None
+    probes: tuple[ProbeResult, ...] = ()
+
+    def probe_of(self, engine: EngineLevels) -> ProbeResult | None:
+        """What was asked of the server that the engine is behind."""
+        if self.servers == 1 and not self.probes:
+            return self.probe
+        target = engine.name.partition("/")[0] if "/" in engine.name else None
+        return next((p for p in self.probes if p.target == target), None)
 
     @property
     def rates_known(self) -> bool:
@@ -270,7 +294,9 @@ class Evidence:
         """
         if self.known.api_servers is not None:
             return self.known.api_servers
-        return None if self.several_fronts or self.replicas > 1 else 1
+        targets = [g.name.partition("/")[0] for g in self.engines if "/" in g.name]
+        alone = self.replicas == 1 or len(set(targets)) == self.replicas  # a server each
+        return 1 if alone and not (self.several_fronts or self.fronts_untold) else None
 
     @property
     def replicas(self) -> int:

@@ -5,7 +5,7 @@ number of requests in flight, what the prefix cache finds. The twin's constants 
 uncertain as they are said to be, so a gain has a band.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import exp, hypot, log, sqrt
 from typing import Any
@@ -32,12 +32,13 @@ from ridgeline.engines.twin_bands import doubt_of, paired_ratios
 
 PATHS = {
     "output_tokens_per_s": TOKENS, "itl_mean_s": "itl_s.mean", "itl_p99_s": "itl_s.p99",
-    "ttft_p50_s": "ttft_s.p50", "ttft_p95_s": "ttft_s.p95",
+    "ttft_p50_s": "ttft_s.p50", "ttft_p95_s": "ttft_s.p95", "e2e_mean_s": "e2e_s.mean",
 }  # fmt: skip
+LIKE_A_TAIL = 0.25  # standard error of the logarithm of a figure that BESIDE does not have
 # What no constant explains, of a ratio: standard errors of its logarithm. Most of what is wrong
 # with a figure is wrong in both of a pair. And a share of the change itself.
 BESIDE = {"output_tokens_per_s": 0.04, "itl_mean_s": 0.05, "itl_p99_s": 0.20, "ttft_p50_s": 0.20,
-          "ttft_p95_s": 0.25}  # fmt: skip
+          "ttft_p95_s": 0.25, "e2e_mean_s": 0.06}  # fmt: skip
 OF_CHANGE = 0.10
 AGREES = 1.4  # factor within which the twin must show what the server does, to be asked at all
 TTFT_AGREES = 2.5  # the server tells it by buckets, and a queue's length is its history
@@ -61,8 +62,15 @@ def with_gains(e: Evidence, findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(done)
 
 
-def with_gain(e: Evidence, finding: Finding, change: Try) -> Try:
-    """One change with what the twin says of it."""
+def with_gain(
+    e: Evidence, finding: Finding, change: Try, *, asked: Collection[str] = (),
+    other: Configuration | None = None,
+) -> Try:  # fmt: skip
+    """One change with what the twin says of it.
+
+    asked: figures such as "ttft_p95_s", all of one pair; else the one that the change is about.
+    other: a whole configuration that takes the place of the present one with the change.
+    """
     if change.change is None:
         return change
     account = Account(e)
@@ -74,7 +82,8 @@ def with_gain(e: Evidence, finding: Finding, change: Try) -> Try:
         return replace(change, why_no_gain="the page does not tell the requests' lengths")
     try:
         base = as_it_is(e, e.known.configuration, finding)
-        gains = _gains(e, base, change.change, load, change.metric)
+        after = None if other is None else _like(base, e.known.configuration, other)
+        gains = _gains(e, (base, change.change, after), load, change.metric, asked)
     except _NotSeen as why:
         return replace(change, why_no_gain=str(why))
     except RidgelineError as error:
@@ -117,15 +126,33 @@ def _check(e: Evidence, before: Mapping[str, float], load: Workload, metric: str
         raise _NotSeen(f"the page tells no {what} that the twin could be held against")
 
 
+def _like(base: Configuration, known: Configuration, other: Configuration) -> Configuration:
+    """The other configuration with what was seen of the present one (the pool's true size).
+
+    A knob that only the present one sets is not set in it.
+    """
+    now, then = known.knobs.given(), other.knobs.given()
+    change = {k: then.get(k) for k in (*now, *then) if now.get(k) != then.get(k)}
+    return replace(base, knobs=replace(base.knobs, **change), gpu=other.gpu, model=other.model)
+
+
+_Pair = tuple[Configuration, Mapping[str, Any], Configuration | None]
+
+
 def _gains(
-    e: Evidence, base: Configuration, change: Mapping[str, Any], load: Workload, metric: str
+    e: Evidence, pair: _Pair, load: Workload, metric: str, asked: Collection[str]
 ) -> tuple[Gain, ...]:
+    """pair: the present configuration, the change, and the whole other one if there is one."""
+    base, change, other = pair
     constants = constants_of(base)
     right = _acceptance(e)
     if right is not None:
         constants = replace(constants, draft_acceptance=right)
     before = twin_of(base, constants)
-    after = twin_of(replace(base, knobs=_changed(base, before, change)), constants)
+    after = (
+        twin_of(replace(base, knobs=_changed(base, before, change)), constants) if other is None
+        else twin_of(other, constants)
+    )  # fmt: skip
     ranks = before.knobs.data_parallel
     if ranks > 1 and before.knobs.api_servers == ranks:
         before, after = _alone(before), _alone(after)
@@ -137,15 +164,26 @@ def _gains(
         whole = paired.before
     _check(e, whole, load, metric)
     found = paired.ratios
-    if load.arrivals.closed_loop:
+    names: Iterable[str]
+    if asked:
+        names = asked
+    elif load.arrivals.closed_loop:
         names = dict.fromkeys((metric, "output_tokens_per_s"))
     else:  # at a given rate as many tokens come out as before
         names = dict.fromkeys(("itl_mean_s" if metric == "output_tokens_per_s" else metric,))
-    return tuple(_gain(name, *found[PATHS[name]]) for name in names if PATHS[name] in found)
+    return tuple(_gain(name, *found[path_of(name)]) for name in names if path_of(name) in found)
+
+
+def path_of(name: str) -> str:
+    """Where a figure such as "tpot_p90_s" stands among the twin's."""
+    if name in PATHS:
+        return PATHS[name]
+    metric, statistic, _ = name.rsplit("_", 2)
+    return f"{metric}_s.{statistic}"
 
 
 def _gain(name: str, ratio: float, error: float) -> Gain:
-    whole = hypot(error, BESIDE[name], OF_CHANGE * log(ratio))
+    whole = hypot(error, BESIDE.get(name, LIKE_A_TAIL), OF_CHANGE * log(ratio))
     low, high = ratio * exp(-Z * whole), ratio * exp(Z * whole)
     more_is_better = name == "output_tokens_per_s"
     return Gain(name, ratio, low, high, low > 1 if more_is_better else high < 1)

@@ -1,8 +1,10 @@
 """Scrapes -> Evidence. Counters may begin anew in between; several series of a name are summed."""
 
+import itertools
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, sqrt
 from typing import Any
 
 from ridgeline.diagnosis.distribution import Distribution, between, merged
@@ -15,7 +17,7 @@ from ridgeline.diagnosis.evidence import (
     Level,
     LoraSlots,
 )
-from ridgeline.diagnosis.lagging import without_lag
+from ridgeline.diagnosis.lagging import QUEUE, STAGES, Interval, without_lag
 from ridgeline.diagnosis.lives import RETURNS, cut_short, in_turn, without_ended
 from ridgeline.diagnosis.stillness import DONE as _DONE
 from ridgeline.diagnosis.stillness import LEFT, StillClock, with_stillness
@@ -31,6 +33,7 @@ from ridgeline.telemetry.prometheus import (
 )
 
 UNKNOWN = Known()
+BATCHES, STUDENT = 5, 2.776  # the second: Student's 97.5 % quantile at four degrees of freedom
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,13 @@ class Snapshot:
 
 
 def gather(
-    snapshots: Sequence[Snapshot], known: Known = UNKNOWN, gpu_pages: Sequence[Scrape] = ()
-) -> Evidence:
-    """The evidence of snapshots in the order of their times."""
+    snapshots: Sequence[Snapshot], known: Known = UNKNOWN, gpu_pages: Sequence[Scrape] = (), *,
+    stored: bool = False,
+) -> Evidence:  # fmt: skip
+    """The evidence of snapshots in the order of their times.
+
+    stored: a Prometheus kept them, and may have dropped what tells the front ends apart.
+    """
     had = [s for s in snapshots if s.page is not None]
     health = next((s.health for s in reversed(snapshots) if s.health is not None), None)
     lost = len(snapshots) - len(had)
@@ -68,14 +75,18 @@ def gather(
         kv_use=reading.level("vllm:kv_cache_usage_perc", mean=True), lora=_lora(pages[-1]),
         histograms=reading.histograms(), health=health, lost=lost, restarts=reading.restarts,
         mixed=reading.mixed, aliases=renamed(raw[-1]),
-        several_fronts=server == "vllm" and _shared(raw[-1]),
+        several_fronts=server == "vllm" and not stored and _shared(raw[-1]),
+        fronts_untold=server == "vllm" and stored and _shared(raw[-1]),
         gpus=gpus_of(gpu_pages), gpu_page=bool(gpu_pages),
     )  # fmt: skip
     if len(pages) < 2 or reading.mixed:
         return evidence
     evidence = with_stillness(evidence, _still_s(pages, times))
     evidence = replace(evidence, **reading.counts(), cores=_cores(reading, span))
-    return without_lag(evidence, [reading.counter_of(g.name) for g in evidence.engines])
+    if None in times or evidence.restarts:
+        return evidence
+    at = [t for t in times if t is not None]
+    return without_lag(evidence, [reading.intervals(g.name, at) for g in evidence.engines])
 
 
 def _shared(page: Scrape) -> bool:
@@ -84,7 +95,8 @@ def _shared(page: Scrape) -> bool:
     With several API servers vLLM shows what they have written into a folder, without any `process_`
     metric. A page that was cut down to the engine's own does not tell.
     """
-    return bool(page.series(HTTP)) and not (page.series(_CPU) or page.series(STARTED))
+    own = (_CPU, STARTED, "python_info")
+    return bool(page.series(HTTP)) and not any(page.series(name) for name in own)
 
 
 _BY_REASON = "vllm:num_requests_waiting_by_reason"
@@ -114,6 +126,7 @@ _HISTOGRAMS = {
 _SOURCES = "vllm:prompt_tokens_by_source_total"
 _TRANSFERRED = ("vllm:nixl_bytes_transferred_sum", "vllm:nixl_bytes_transferred_total",
                 "vllm:mooncake_bytes_transferred_sum")  # fmt: skip
+LITTLE = (f"{QUEUE}_count", f"{QUEUE}_sum", *(f"{name}_sum" for name in STAGES))
 _LORA = "vllm:lora_requests_info"
 _CPU = "process_cpu_seconds_total"
 HTTP = "http_requests_total"
@@ -184,9 +197,20 @@ class _Reading:
         told = [g for g in grown if g is not None]
         return sum(told) if told else None
 
-    def counter_of(self, engine: str) -> Callable[[str], float | None]:
-        """How much a counter of one engine grew, by its name."""
-        return lambda name: self.count(name, lambda series: _engine(series) == engine)
+    def intervals(self, engine: str, times: Sequence[float]) -> list[Interval]:
+        """How much one engine's counters grew between each two readings at these times."""
+        whole = {
+            name: not self._untold(name) and bool(_kept(self.pages[-1], name, _of_engine(engine)))
+            for name in LITTLE
+        }  # fmt: skip
+        own = [
+            Scrape({n: tuple(_kept(page, n, _of_engine(engine))) for n in LITTLE})
+            for page in self.pages
+        ]
+        return [
+            Interval(at - times[0], _grown(before, after, whole))
+            for at, before, after in zip(times[1:], own, own[1:], strict=False)
+        ]
 
     def _untold(self, name: str) -> bool:
         """Whether one of the pages that a difference is taken of does not tell all of a count."""
@@ -249,6 +273,16 @@ class _Reading:
         return level_of(found)
 
 
+def _of_engine(name: str) -> Callable[[Series], bool]:
+    return lambda series: _engine(series) == name
+
+
+def _grown(
+    before: Scrape, after: Scrape, whole: Mapping[str, bool]
+) -> Callable[[str], float | None]:
+    return lambda name: difference(before, after, name) if whole[name] else None
+
+
 def _from(source: str) -> Callable[[Series], bool]:
     return lambda series: series.labels.get("source", "?") == source
 
@@ -258,7 +292,18 @@ def level_of(values: Sequence[float]) -> Level | None:
     if not values:
         return None
     mean = sum(values) / len(values)
-    return Level(mean, min(values), max(values), values[0], values[-1], len(values))
+    return Level(mean, min(values), max(values), values[0], values[-1], len(values),
+                 _half(values))  # fmt: skip
+
+
+def _half(values: Sequence[float]) -> float | None:
+    """Of the mean's 95 % interval, by the means of BATCHES stretches: neighbours are alike."""
+    if len(values) < 2 * BATCHES:
+        return None
+    size = len(values) / BATCHES
+    cuts = [round(i * size) for i in range(BATCHES + 1)]
+    means = [statistics.fmean(values[a:b]) for a, b in itertools.pairwise(cuts)]
+    return STUDENT * float(statistics.stdev(means)) / sqrt(BATCHES)
 
 
 def _by_number(name: str) -> tuple[tuple[int, str], ...]:

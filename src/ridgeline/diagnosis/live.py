@@ -51,8 +51,8 @@ class Now:
 
     silent_s: since its page was last read; `trouble`: why it was not. Latencies in s by "p50",
     "p95". mbu, mfu: share of the GPU's bytes and FLOPs that were used (on the roofline, not
-    measured); waste_usd_per_hour: what the idle time costs. attainment: least share of the requests
-    inside the TTFT limit.
+    measured); waste_usd_per_hour: what the idle time costs, of usd_per_hour. attainment: least
+    share of the requests inside the TTFT limit.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Now:
     share_of_bound: float | None = None
     mbu: float | None = None
     mfu: float | None = None
+    usd_per_hour: float | None = None
     waste_usd_per_hour: float | None = None
     usd_per_million_output_tokens: float | None = None
     attainment: float | None = None
@@ -272,6 +273,7 @@ def figures(
         idle=None if busy is None else 1 - busy, share_of_bound=account.share_of_bound,
         mbu=None if floor is None or used is None else floor.memory_s * used,
         mfu=None if floor is None or used is None else floor.compute_s * used,
+        usd_per_hour=hourly,
         waste_usd_per_hour=None if hourly is None or busy is None else hourly * (1 - busy),
         usd_per_million_output_tokens=(
             hourly / (made * 3600) * 1e6 if hourly is not None and made else None

@@ -110,6 +110,8 @@ def _ask(
     found, begun = _Asked(), time.monotonic()
     connection = address.connection(PATIENCE_S)
     try:
+        connection.connect()
+        begun = time.monotonic()  # a client keeps its connection: setting it up is no part of it
         connection.request("POST", address.path + path, json.dumps(body).encode(),
                            {**headers, "Content-Type": "application/json"})  # fmt: skip
         reply = connection.getresponse()

@@ -13,6 +13,7 @@ from ridgeline.diagnosis.rules import (
     gpu,
     host,
     memory,
+    probed,
     prompts,
     slots,
     speculation,
@@ -21,7 +22,8 @@ from ridgeline.diagnosis.rules import (
 
 Rule = Callable[[Evidence], Iterable[Finding]]
 RULES: tuple[Rule, ...] = (
-    alive.unhealthy, alive.unreachable, alive.several_servers, alive.hung, alive.unanswered,
+    alive.unhealthy, alive.unreachable, alive.several_servers, alive.hung, probed.unanswered,
+    probed.refused,
     alive.nothing_listens, alive.page_absent, memory.kv_below_context, caching.transfer,
     balance.router_blind,
     balance.imbalance, slots.batch_ceiling, slots.slots_or_budget, slots.lora_slots,
@@ -33,7 +35,7 @@ RULES: tuple[Rule, ...] = (
     alive.stats_off, alive.older_names,
 )  # fmt: skip
 # What stands still makes a queue that none of the limits explains.
-_STILL = frozenset({"hung", "stale-gauges", "unhealthy", "kv-below-context"})
+_STILL = frozenset({"hung", "unhealthy", "kv-below-context"})
 _ORDER = {"fault": 0, "limit": 1, "fine": 2, "note": 3}
 
 
@@ -44,7 +46,11 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     share of a request's time that they explain. Without either, what is fine is said first.
     """
     found = [finding for rule in RULES for finding in rule(evidence)]
-    still = any(f.id in _STILL and (f.kind == "fault" or f.id == "stale-gauges") for f in found)
+    still = any(
+        (f.id in _STILL and f.kind == "fault")
+        or (f.id == "stale-gauges" and evidence.replicas == 1)  # of several the others are true
+        for f in found
+    )  # fmt: skip
     if still:
         found = [f for f in found if f.kind not in ("limit", "fine")]
     elif not any(f.kind in ("fault", "limit") for f in found):
@@ -53,4 +59,6 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     else:
         found = [f for f in found if f.kind != "fine"]
     ranked = sorted(found, key=lambda f: (_ORDER[f.kind], -f.share))
-    return tuple(in_words_of(evidence.server, f) for f in in_agreement(ranked))
+    told = in_agreement(ranked)
+    said = tuple(in_words_of(evidence.server, f) for f in told)
+    return told if said == told else in_agreement(said)  # two knobs may be one flag elsewhere

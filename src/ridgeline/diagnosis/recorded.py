@@ -1,10 +1,13 @@
 """What `ridgeline watch --record` left: figures as rows of the store's telemetry, and pages.
 
 figures.jsonl is appended to at each look, so that a kill loses nothing; telemetry.parquet, as the
-store has it beside a run, is made of it at the end, or when somebody reads the folder.
+store has it beside a run, is made of it at the end, or when somebody reads the folder. Where nobody
+looked for a while, or the clock was set back, nothing is said of the time in between.
 """
 
+import itertools
 import json
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +20,14 @@ from ridgeline.store.tables import TELEMETRY, read_telemetry, write_telemetry
 
 FIGURES = "figures.jsonl"
 GPU = "gpu_"
+COST, RATE, HOURLY = "usd_per_million_output_tokens", "output_tokens_per_s", "usd_per_hour"
+MOST_APART = 3.0  # times the usual time between two looks: nobody looked in between
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One replica over the whole recording. means: of the figures, over the looks that told them.
+    """One replica over the whole recording. means: of the figures, over the looks that told them;
+    the cost of a token is all that was paid over all tokens, not a mean of ratios.
 
     looks, up: how often it was looked at, and answered. first_findings: the finding that came first
     (or none) -> share of the looks in which it answered.
@@ -69,18 +75,31 @@ def summaries(folder: Path) -> list[Recorded]:
     return [
         Recorded(
             name, len(told.get("up", ())), round(sum(told.get("up", ()))), last[name] / 1e9,
-            {metric: sum(v) / len(v) for metric, v in told.items() if metric != "up"},
+            _means(told),
             {k: n / firsts[name].total() for k, n in firsts.get(name, Counter()).most_common()},
         )
         for name, told in values.items()
     ]  # fmt: skip
 
 
+def _means(told: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Means over the looks; the price is the same at each, and tokens only come at some."""
+    found = {metric: sum(v) / len(v) for metric, v in told.items() if metric not in ("up", COST)}
+    hourly, rate = found.get(HOURLY), found.get(RATE)
+    if COST in told and hourly is None:  # an older recording: by the looks with tokens
+        paid = [cost * r for cost, r in zip(told[COST], (r for r in told[RATE] if r), strict=False)]
+        hourly = statistics.median(paid) * 3600 / 1e6 if paid else None
+    if hourly is not None and rate:
+        found[COST] = hourly / (rate * 3600) * 1e6
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """Looks in a row at one replica with the same first finding, in seconds from the first look.
 
-    finding: its id, NONE where there is none, DOWN where it did not answer.
+    finding: its id, NONE where there is none, DOWN where it did not answer. Where two looks are far
+    apart a stretch ends MOST_APART usual times after the first of them.
     """
 
     replica: str
@@ -94,20 +113,42 @@ NONE, DOWN = "none", "no answer"
 
 def stretches(folder: Path) -> list[Stretch]:
     """What came first, over the time, each until the replica's next look. Raises StoreError."""
-    lines = _lines(folder)
-    if not lines:
-        return []
-    begun = float(lines[0]["at"])
-    found: dict[str, list[Stretch]] = {}
-    for line in lines:
-        at, name = float(line["at"]) - begun, str(line["replica"])
+    looks: dict[str, list[tuple[float, str]]] = {}
+    for at, line in _timed(_lines(folder)):
         first = str((line.get("findings") or [NONE])[0]) if line.get("up") else DOWN
-        rows = found.setdefault(name, [])
-        if rows:
-            rows[-1] = replace(rows[-1], end_s=at)
-        if not rows or rows[-1].finding != first:
-            rows.append(Stretch(name, at, at, first))
-    return [stretch for rows in found.values() for stretch in rows]
+        looks.setdefault(str(line["replica"]), []).append((at, first))
+    return [s for name, rows in looks.items() for s in _stretches_of(name, rows)]
+
+
+def _stretches_of(name: str, looks: Sequence[tuple[float, str]]) -> list[Stretch]:
+    gaps = [b - a for (a, _), (b, _) in itertools.pairwise(looks)]
+    most = MOST_APART * statistics.median(gaps) if gaps else 0.0
+    ends = [at + min(gap, most) for (at, _), gap in zip(looks, gaps, strict=False)]
+    rows: list[Stretch] = []
+    for (at, first), end in zip(looks, (*ends, looks[-1][0]), strict=True):
+        if rows and rows[-1].finding == first and rows[-1].end_s == at:
+            rows[-1] = replace(rows[-1], end_s=end)
+        else:
+            rows.append(Stretch(name, at, end, first))
+    return rows
+
+
+def _timed(lines: Sequence[dict[str, Any]]) -> list[tuple[float, dict[str, Any]]]:
+    """(seconds from the first look, line). A clock that was set back goes on from where it was."""
+    found: list[tuple[float, dict[str, Any]]] = []
+    shift, last = -float(lines[0]["at"]) if lines else 0.0, 0.0
+    for line in lines:
+        at = float(line["at"]) + shift
+        if at < last:
+            shift, at = shift + last - at, last
+        found.append((at, line))
+        last = at
+    return found
+
+
+def damaged(folder: Path) -> int:
+    """How many lines of the figures cannot be read. Raises StoreError."""
+    return _read(folder)[1]
 
 
 def series(folder: Path) -> dict[str, dict[str, list[tuple[float, float]]]]:
@@ -120,35 +161,35 @@ def series(folder: Path) -> dict[str, dict[str, list[tuple[float, float]]]]:
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:
-    """Whole lines only: the last one may have been cut off by a kill."""
+    return _read(folder)[0]
+
+
+def _read(folder: Path) -> tuple[list[dict[str, Any]], int]:
+    """Whole lines, and how many are damaged: a kill cuts the last one off, or a full disk one."""
     path = folder / FIGURES
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8", errors="replace")
     except OSError as error:
         raise StoreError("cannot be read", where=str(path)) from error
-    found = []
-    for number, line in enumerate(text.splitlines()):
+    found, bad = [], 0
+    for line in filter(None, text.split("\n")):
         try:
             body = json.loads(line)
             float(body["at"]), str(body["replica"])
         except (ValueError, KeyError, TypeError):
-            if number == text.count("\n"):
-                break
-            raise StoreError(f"line {number + 1} is damaged", where=str(path)) from None
+            bad += 1
+            continue
         found.append(body)
-    return found
+    return found, bad
 
 
-def _rows(lines: Sequence[Mapping[str, Any]]) -> Iterator[TelemetryRow]:
+def _rows(lines: Sequence[dict[str, Any]]) -> Iterator[TelemetryRow]:
     """A row a figure: at_ns since the first look, unit the replica, metric the figure."""
-    if not lines:
-        return
-    begun = float(lines[0]["at"])
-    for line in lines:
-        at = round((float(line["at"]) - begun) * 1e9)
+    for at, line in _timed(lines):
         for metric, value in _flat(line):
             source = "gpu" if metric.startswith(GPU) else "engine"
-            yield TelemetryRow(at, source, str(line["replica"]), metric.removeprefix(GPU), value)
+            name = metric.removeprefix(GPU)
+            yield TelemetryRow(round(at * 1e9), source, str(line["replica"]), name, value)
 
 
 def _flat(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

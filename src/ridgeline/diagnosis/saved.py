@@ -55,12 +55,20 @@ def stamped(text: str, at_s: float) -> str:
     return f"# ridgeline: read at {at_s:.3f}\n{masked(text)}"
 
 
-def read_saved(files: Sequence[Path], apart_s: float | None) -> list[Snapshot]:
+def read_saved(
+    files: Sequence[Path], apart_s: float | None, cut: list[Path] | None = None
+) -> list[Snapshot]:
     """Saved pages as snapshots, in the order given.
+
+    cut: takes in the pages without any metric, which are left out; else they are refused.
 
     Their times: from the comment of pages that Ridgeline saved; else `apart_s` between them; else
     when the files were written, where that ascends. With none of these no rates are known.
     """
+    if cut is not None:
+        empty = [file for file in files if _holds_nothing(_text(file))]
+        cut += empty
+        files = [file for file in files if file not in empty]
     texts = [_text(file) for file in files]
     pages = [parsed(text, str(file)) for text, file in zip(texts, files, strict=True)]
     told = [_AT.search(text) for text in texts]
@@ -85,6 +93,13 @@ def read_saved(files: Sequence[Path], apart_s: float | None) -> list[Snapshot]:
                 fix="name the files in their order, and those of one server only",
             )  # fmt: skip
     return [Snapshot(at, page) for at, page in zip(times, pages, strict=True)]
+
+
+def _holds_nothing(text: str) -> bool:
+    try:
+        return not parse_metrics(whole_lines(text)).samples
+    except (ValueError, KeyError, IndexError):
+        return False  # it holds something, and no page: that is an error
 
 
 def series_of(paths: Sequence[Path]) -> list[list[Path]]:

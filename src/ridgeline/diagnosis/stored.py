@@ -5,67 +5,28 @@ that a page is put together again as it was read: nothing is interpolated, and n
 restart or a gap would blur.
 """
 
-import itertools
 import json
 import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from ridgeline.diagnosis.gathering import HTTP, WANTED, Snapshot
+from ridgeline.diagnosis.gathering import HTTP, Snapshot
 from ridgeline.diagnosis.saved import label_masked
 from ridgeline.diagnosis.storedauth import Credentials
+from ridgeline.diagnosis.targets import ADDED, ENGINE, Target, host_of, samples, split
 from ridgeline.domain.errors import BadInput, EndpointError
 from ridgeline.load.address import Address
-from ridgeline.telemetry.dialects import PREFIXES
 from ridgeline.telemetry.prometheus import Scrape, Series, merged
 
 LOOK_BACK_S = 300.0  # twenty readings at the usual 15 s
 TIMEOUT_S = 30.0
 MOST_BYTES = 128 << 20
 DENIED = (401, 403)
-_BESIDE = ("process_cpu_seconds_total", "process_start_time_seconds", HTTP, "up")
-_ENGINE = tuple(n for n in WANTED if any(n.startswith(p) for p in PREFIXES))
-_ADDED = ("__name__", "job", "instance", "target")  # labels that are not the page's own
+_BESIDE = ("process_cpu_seconds_total", "process_start_time_seconds", "python_info", HTTP, "up")
+MOST_SAID = 200  # characters of a warning
 _SELECTOR = re.compile(r"^\{(.*)\}$", re.DOTALL)
-
-
-@dataclass(slots=True)
-class Target:
-    """One scraped server: (job, instance), its pages by their times (s since 1970), oldest first.
-
-    `down`: times at which Prometheus could not read it.
-    """
-
-    job: str
-    instance: str
-    pages: list[tuple[float, Scrape]] = field(default_factory=list)
-    down: list[float] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """As a person knows it."""
-        return self.instance or self.job or "the target"
-
-    @property
-    def host(self) -> str:
-        """Its machine, as its address says it."""
-        return _host(self.instance)
-
-    @property
-    def apart_s(self) -> float | None:
-        """The usual time between two readings; None with fewer than two."""
-        times = [at for at, _ in self.pages]
-        gaps = [b - a for a, b in itertools.pairwise(times)]
-        return statistics.median(gaps) if gaps else None
-
-    def snapshots(self) -> list[Snapshot]:
-        """Its readings, those in vain among them."""
-        rows = [Snapshot(at, page) for at, page in self.pages]
-        rows += [Snapshot(at, None) for at in self.down]
-        return sorted(rows, key=lambda s: s.at_s or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +42,16 @@ class GpuSeries:
 @dataclass(frozen=True, slots=True)
 class Stored:
     """What one look found. now_s: by Prometheus's own clock. gpus: those of the engines' hosts, or
-    those that were asked for. elsewhere: hosts of GPUs that are on no engine's host.
+    those that were asked for. elsewhere: hosts of GPUs that are on no engine's host. said: what
+    Prometheus warned of, and which servers it has twice. partial: a part of the series is missing.
     """
 
     now_s: float
     targets: tuple[Target, ...]
     gpus: tuple[GpuSeries, ...] = ()
     elsewhere: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+    partial: bool = False
 
     def gpu_page(self, target: Target | None = None) -> Scrape | None:
         """All readings of the GPUs on one page (figures of GPUs are means); None without any.
@@ -115,11 +79,13 @@ class PrometheusServer:
         self._match = _inside(match, "--match")
         self._gpu_match = None if gpu_match is None else _inside(gpu_match, "--gpu-match")
         self._said = match
+        self._warned: dict[str, None] = {}  # in order, each once
 
     def look(self, seconds: float) -> Stored:
         """The last so many seconds. Raises EndpointError, and BadInput without engines."""
+        self._warned.clear()
         now = self._now()
-        targets = self._targets(seconds, now)
+        targets, said = self._targets(seconds, now)
         if not targets:
             which = "" if self._said is None else f" that match {self._said}"
             raise BadInput(
@@ -128,16 +94,18 @@ class PrometheusServer:
                 where=self.address.url,
                 fix="check --match and its list of targets, or look further back with --seconds",
             )
-        return Stored(now, targets, *self._gpus(seconds, now, targets))
+        gpus = self._gpus(seconds, now, targets)
+        warned = [f"warns that the answer may be a part of it: {w}" for w in self._warned]
+        return Stored(now, targets, *gpus, (*said, *warned), bool(warned))
 
-    def _targets(self, seconds: float, now: float) -> tuple[Target, ...]:
-        rows = self._range(f'__name__=~"({"|".join(_ENGINE)}).*"{self._match}', seconds, now)
+    def _targets(self, seconds: float, now: float) -> tuple[tuple[Target, ...], tuple[str, ...]]:
+        rows = self._range(f'__name__=~"({"|".join(ENGINE)}).*"{self._match}', seconds, now)
         instances = sorted({_labels(row).get("instance", "") for row in rows} - {""})
         if instances:
             chosen = "|".join(re.escape(i).replace("\\", "\\\\") for i in instances)
             more = f'__name__=~"{"|".join(_BESIDE)}",instance=~"{chosen}"'
             rows = [*rows, *self._range(more, seconds, now)]
-        return _split(rows)
+        return split(rows)
 
     def _gpus(
         self, seconds: float, now: float, targets: Sequence[Target]
@@ -153,7 +121,15 @@ class PrometheusServer:
         found = self._ask(f"{{{selector}}}[{max(1, round(seconds * 1e3))}ms]", now)
         if found.get("resultType") != "matrix":
             raise EndpointError("its answer is no matrix", where=self.address.url)
-        rows: list[dict[str, Any]] = found["result"]
+        rows = found.get("result")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise EndpointError("its answer holds no series", where=self.address.url)
+        try:
+            for row in rows:
+                dict(row.get("metric") or {})
+                samples(row)
+        except (TypeError, ValueError):
+            raise EndpointError("its answer holds no numbers", where=self.address.url) from None
         return rows
 
     def _now(self) -> float:
@@ -184,6 +160,8 @@ class PrometheusServer:
                 f"is no Prometheus (HTTP {status} for its query API)", where=self.address.url,
                 fix="give the base URL of a Prometheus, such as http://127.0.0.1:9090",
             ) from None  # fmt: skip
+        for words in reply.get("warnings") or ():
+            self._warned[self._credentials.masked(str(words))[:MOST_SAID]] = None
         if not succeeded:
             told = self._credentials.masked(str(reply.get("error") or "no reason given"))
             why = told.splitlines()[0]
@@ -257,46 +235,9 @@ def _labels(row: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _samples(row: Mapping[str, Any]) -> list[tuple[float, float]]:
-    return [(float(at), float(value)) for at, value in row.get("values") or ()]
-
-
-def _split(rows: Iterable[Mapping[str, Any]]) -> tuple[Target, ...]:
-    """Samples by target and time."""
-    pages: dict[tuple[str, str], dict[float, dict[str, list[Series]]]] = {}
-    targets: dict[tuple[str, str], Target] = {}
-    for row in rows:
-        labels = _labels(row)
-        key = (labels.get("job", ""), labels.get("instance", ""))
-        name = labels.get("__name__", "")
-        own = {k: label_masked(k, v) for k, v in labels.items() if k not in _ADDED}
-        engine = name.startswith(_ENGINE)
-        if engine:
-            targets.setdefault(key, Target(*key))
-        for at, value in _samples(row):
-            if name == "up":
-                if key in targets and not value:
-                    targets[key].down.append(at)
-                continue
-            pages.setdefault(key, {}).setdefault(at, {}).setdefault(name, []).append(
-                Series(own, value)
-            )
-    for key, target in targets.items():
-        target.pages = [
-            (at, Scrape({n: tuple(s) for n, s in found.items()}))
-            for at, found in sorted(pages[key].items())
-            if any(name.startswith(_ENGINE) for name in found)
-        ]
-    return tuple(targets[key] for key in sorted(targets))
-
-
 def _gpu_series(row: Mapping[str, Any]) -> GpuSeries:
     labels = _labels(row)
-    hosts = {labels.get("Hostname", ""), _host(labels.get("instance", ""))} - {""}
-    own = {k: label_masked(k, v) for k, v in labels.items() if k not in _ADDED}
-    values = tuple(value for _, value in _samples(row))
+    hosts = {labels.get("Hostname", ""), host_of(labels.get("instance", ""))} - {""}
+    own = {k: label_masked(k, v) for k, v in labels.items() if k not in ADDED}
+    values = tuple(value for _, value in samples(row))
     return GpuSeries(frozenset(hosts), labels.get("__name__", ""), own, values)
-
-
-def _host(instance: str) -> str:
-    return instance.rpartition(":")[0] or instance

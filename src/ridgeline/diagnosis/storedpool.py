@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from ridgeline.diagnosis.evidence import Known
 from ridgeline.diagnosis.gathering import gather
 from ridgeline.diagnosis.live import WINDOW_S, Now, Price, figures, ttft_limit
-from ridgeline.diagnosis.stored import PrometheusServer, Stored, Target, as_text
+from ridgeline.diagnosis.stored import TIMEOUT_S, PrometheusServer, Stored, as_text
+from ridgeline.diagnosis.targets import Target
 from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.slo import Slo
 
 LEAST_PERIOD_S = 5.0  # what changes more slowly need not be asked for more often
 LOOKED_AT_S = 300.0  # so far back, to learn how often it scrapes
 READINGS = 4  # of a target in the window, however slowly it is scraped
+OLD = 3.0  # periods, and the time of an answer, after which a look is old
 SILENT = 3.0  # scrape intervals without a reading: it does not answer
 
 
@@ -52,6 +54,11 @@ class StoredPool:
         self._thread.join(1.0)
 
     @property
+    def said(self) -> tuple[str, ...]:
+        """What is to be said of the last look: doubles, warnings."""
+        return self._last()[0].said
+
+    @property
     def replicas(self) -> list[StoredReplica]:
         """The targets of the last look."""
         seen, _, _ = self._last()
@@ -66,9 +73,11 @@ class StoredPool:
         while not self._stop.wait(self._period_s):
             try:
                 seen = self._server.look(LOOKED_AT_S)
-            except RidgelineError as error:
+            except Exception as error:  # an odd answer ends no watch
+                words = str(error) if isinstance(error, RidgelineError) else (
+                    f"its answer is not understood ({type(error).__name__}: {error})")  # fmt: skip
                 with self._lock:
-                    self._trouble = str(error)
+                    self._trouble = words
                 continue
             with self._lock:
                 self._seen, self._at, self._trouble = seen, time.monotonic(), None
@@ -88,12 +97,14 @@ class StoredPool:
     def _one(self, seen: Stored, target: Target, age_s: float, trouble: str | None) -> Now:
         silent = seen.now_s - target.pages[-1][0] + age_s
         why = trouble or self._why(seen, target)
+        if why is None and age_s > OLD * self._period_s + TIMEOUT_S:
+            why = f"Prometheus has not answered for {age_s:.0f} s"
         if why is not None:
             return Now(target.name, False, silent, why)
         window = max(WINDOW_S, READINGS * (target.apart_s or 0.0)) + 0.5
         rows = [s for s in target.snapshots() if (s.at_s or 0.0) >= seen.now_s - window]
         gpus = seen.gpu_page(target)
-        evidence = gather(rows, self._known, [] if gpus is None else [gpus])
+        evidence = gather(rows, self._known, [] if gpus is None else [gpus], stored=True)
         return figures(target.name, evidence, self._price, self._ttft_limit_s, silent)
 
 

@@ -14,6 +14,7 @@ from ridgeline.telemetry.prometheus import Scrape, merged
 PAGES = ("/metrics", "/prometheus/metrics")  # the second is TensorRT-LLM's
 TIMEOUT_S = 5.0
 MOST_READINGS = 61
+CORE = "engine core"
 SICK = 500  # a status of /health from which on the engine is dead; 404: it has no such page
 
 
@@ -105,7 +106,9 @@ def watch(
             break  # nobody is there
     if clock is not None:
         found.cores = clock.cores()
-        found.api_servers, found.host_idle = clock.api_servers, clock.host_idle
+        found.api_servers = clock.api_servers
+        if CORE in found.cores:  # else it is a forwarder to another host that listens here
+            found.host_idle = clock.host_idle
     _put_together(servers, rows, found)
     if not any(any(row.pages) for row in rows):
         found.closed = _closed(addresses)

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.diagnosis.recorded import Recorded, summaries
+from ridgeline.diagnosis.recorded import Recorded, damaged, summaries
 from ridgeline.domain.numerals import counted
 
 FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -38,7 +38,13 @@ def watched_console(folder: Path) -> RenderableType:
     found = [Text(f"{row.name}: {findings_words(row)}") for row in rows]
     note = ("Means over the looks (of a p95: of the p95 of half a minute each). All readings:"
             " telemetry.parquet; the pages: `ridgeline doctor --from` the folder.")  # fmt: skip
-    return Group(table, *found, Text(note, "dim"))
+    lost = lost_words(damaged(folder))
+    return Group(table, *found, *([Text(lost)] if lost else []), Text(note, "dim"))
+
+
+def lost_words(lines: int) -> str:
+    """What is said of lines that cannot be read."""
+    return f"{lines} damaged lines of figures.jsonl are left out" if lines else ""
 
 
 def findings_words(row: Recorded) -> str:

@@ -7,12 +7,12 @@ from pathlib import Path
 from markupsafe import Markup
 
 from ridgeline import __version__
-from ridgeline.diagnosis.recorded import DOWN, NONE, Stretch, series, stretches, summaries
+from ridgeline.diagnosis.recorded import DOWN, NONE, Stretch, damaged, series, stretches, summaries
 from ridgeline.domain.errors import StoreError
 from ridgeline.domain.numerals import counted, significant
 from ridgeline.report.charts.base import Chart, DataTable, Json, View, axis, note, safe
 from ridgeline.report.html import asset, plotly_bundle, script_text
-from ridgeline.report.watched import FIGURES, findings_words
+from ridgeline.report.watched import FIGURES, findings_words, lost_words
 
 MOST_POINTS = 1200  # of a line: more than a screen has columns
 MOST_LINES = 12  # replicas that one picture shows
@@ -59,7 +59,7 @@ def render(folder: Path) -> str:
     )  # fmt: skip
     return environment.get_template("watched.html.j2").render(
         name=folder.resolve().name, version=__version__, seconds=counted(seconds), charts=charts,
-        answer=_answer(spans, len(rows)),
+        answer=" ".join(filter(None, (_answer(spans, len(rows)), lost_words(damaged(folder))))),
         head=("replica", "answered", *(FIGURES[m][0] for m in shown), "what came first"),
         rows=[
             (row.name, f"{row.up} of {row.looks}",
@@ -96,7 +96,7 @@ def _answer(spans: Sequence[Stretch], replicas: int) -> str:
     ranked = sorted(by.items(), key=lambda row: -row[1])
     words = {NONE: "no finding", DOWN: "no answer"}
     shares = [f"{words.get(f, f)} {seconds / total:.0%}" for f, seconds in ranked[:4]]
-    return f"What came first, by its share of the time: {', '.join(shares)}."
+    return f"What came first, by its share of the time looked at: {', '.join(shares)}."
 
 
 # -- the findings as a time line
@@ -214,11 +214,11 @@ def _names(figures: dict[str, Figures], metric: str, factor: float) -> list[Json
 def _line(points: Points, factor: float, look: tuple[str, str, str, str]) -> Json:
     """look: what it says, its colour, its dash and its axis."""
     words, colour, dash, y = look
-    every = max(1, len(points) // MOST_POINTS)
+    every = max(1, 2 * len(points) // MOST_POINTS)
     usual = points[-1][0] / max(1, len(points) - 1)
     xs: list[float] = []
     ys: list[float | None] = []
-    for at, value in points[::every]:
+    for at, value in _thinned(points, every):
         if xs and at - xs[-1] > 5 * max(usual, 1.0) * every:
             xs.append(at)  # it did not answer in between: no line over that
             ys.append(None)
@@ -229,6 +229,18 @@ def _line(points: Points, factor: float, look: tuple[str, str, str, str]) -> Jso
         "line": {"color": colour, "width": 1.4, "dash": dash}, "connectgaps": False,
         "hovertemplate": f"{safe(words)}: %{{y:.4~g}} at %{{x:.0f}} s<extra></extra>",
     }  # fmt: skip
+
+
+def _thinned(points: Points, every: int) -> Points:
+    """Of so many points each the least and the most: a peak stays a peak."""
+    if every <= 2:
+        return points
+    found: Points = []
+    for start in range(0, len(points), every):
+        part = points[start : start + every]
+        ends = {min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])}
+        found += sorted(ends)
+    return found
 
 
 def _table(figures: dict[str, Figures], names: Sequence[str]) -> DataTable:

@@ -92,6 +92,7 @@ def _diagnosis() -> dict[str, Any]:
             "sent": {"type": "integer"}, "ok": {"type": "integer"}, "ttft_s": maybe,
             "itl_s": maybe, "e2e_s": maybe, "server_e2e_s": maybe, "output_tokens": count,
             "health": count, "trouble": {"type": ["string", "null"]},
+            "server": {"type": ["string", "null"]},
         }
     )  # fmt: skip
     body = _closed(

@@ -14,6 +14,8 @@ PAUSED_S = 5.0  # from here on it is said, without being sure
 
 STALE = ("or it idles: after an abort of its last requests vLLM's gauges show them until the next"
          " step; --probe tells which")  # fmt: skip
+_UNTOLD = ("or it idles, and its gauges are old: the probe's answers came from another rank or"
+           " server")  # fmt: skip
 
 
 def hung(e: Evidence, limit_s: float = STALLED_S) -> Iterable[Finding]:
@@ -28,11 +30,21 @@ def hung(e: Evidence, limit_s: float = STALLED_S) -> Iterable[Finding]:
     if alone and e.probe is not None and e.probe.ok:
         yield _stale(e)
         return
-    silent = e.probe is not None and e.probe.silent_s is not None
+    still = [] if alone else _still(e)
+    answered = [g for g in still if (p := e.probe_of(g)) is not None and p.ok and "/" in g.name]
+    if still and len(answered) == len(still):
+        yield _stale(e)
+        return
+    left = [g for g in still if g not in answered]
+    silent = (
+        e.probe is not None and e.probe.silent if alone
+        else any((p := e.probe_of(g)) is not None and p.silent for g in left)
+    )  # fmt: skip
     seconds = f"{e.stood_still_s:.0f} s"
     facts = [Fact("stood_still_s", e.stood_still_s, "no step, no token, no change of the KV cache"
-                  f" for {seconds}", "s"), *_standing(e), *queue_facts(e), *_health(e)]  # fmt: skip
-    who = "" if alone else f" in engine {', '.join(g.name for g in _still(e))}"
+                  f" for {seconds}", "s"), *_standing(left), *queue_facts(e),
+             *health_facts(e)]  # fmt: skip
+    who = "" if alone else f" in engine {', '.join(g.name for g in left)}"
     if e.stood_still_s < limit_s:
         yield Finding(
             "standing-still", f"nothing moved for {seconds} although requests are in it{who}",
@@ -42,11 +54,11 @@ def hung(e: Evidence, limit_s: float = STALLED_S) -> Iterable[Finding]:
         )  # fmt: skip
         return
     if not silent:
-        facts.append(Fact("stale_gauge", "possible", STALE))
+        facts.append(Fact("stale_gauge", "possible", STALE if e.probe is None else _UNTOLD))
     yield Finding(
         "hung", f"stalled: requests are in it{who} and nothing moved for {seconds}",
         "fault", 1.0, "hung engine", tuple(facts), "high" if silent else "medium",
-        _restart() if silent else _ask_first(),
+        _restart() if silent else _ask_first(asked=e.probe is not None),
         (Wont("waiting", "/health tells only a dead engine, not a hung one"),
          Wont("any knob", "no step is taken")),
     )  # fmt: skip
@@ -57,12 +69,14 @@ def _restart() -> tuple[Try, ...]:
                 None, why_no_gain="it does not answer at all"),)  # fmt: skip
 
 
-def _ask_first() -> tuple[Try, ...]:
+def _ask_first(*, asked: bool) -> tuple[Try, ...]:
+    dump = Try("a stack dump", "py-spy dump of EngineCore; restart it only if it does not answer",
+               None, why_no_gain="it may be idle")  # fmt: skip
+    if asked:
+        return (dump,)
     return (
         Try("--probe", "five small requests tell a hung engine from a gauge that kept its value",
-            None, why_no_gain="it is a question, not a change"),
-        Try("a stack dump", "py-spy dump of EngineCore; restart it only if it does not answer",
-            None, why_no_gain="it may be idle"),
+            None, why_no_gain="it is a question, not a change"), dump,
     )  # fmt: skip
 
 
@@ -78,14 +92,12 @@ def _still(e: Evidence) -> list[EngineLevels]:
     return [g for g in e.engines if g.stood_still_s >= PAUSED_S]
 
 
-def _standing(e: Evidence) -> list[Fact]:
+def _standing(engines: Iterable[EngineLevels]) -> list[Fact]:
     """Which of several engines stand still, with their requests."""
-    if e.replicas == 1:
-        return []
     return [
         Fact(f"stood_still_s_{g.name}", g.stood_still_s, f"engine {g.name}: {_last(g)} and nothing"
              f" moved for {g.stood_still_s:.0f} s", "s")
-        for g in _still(e)
+        for g in engines
     ]  # fmt: skip
 
 
@@ -94,7 +106,8 @@ def _last(g: EngineLevels) -> str:
     return ", ".join(f"{level.last:g} {word}" for word, level in told if level is not None)
 
 
-def _health(e: Evidence) -> list[Fact]:
+def health_facts(e: Evidence) -> list[Fact]:
+    """What /health said, where it was asked."""
     if e.health is None:
         return []
     return [Fact("health", float(e.health), f"/health says {e.health}")]
@@ -107,7 +120,7 @@ def unhealthy(e: Evidence) -> Iterable[Finding]:
     who = "" if e.servers == 1 else f" of {', '.join(e.sick)}"
     yield Finding(
         "unhealthy", f"the engine is dead: /health{who} says {e.health}", "fault", 1.0,
-        "dead engine", (*_health(e), *queue_facts(e)), "high",
+        "dead engine", (*health_facts(e), *queue_facts(e)), "high",
         (Try("restart", "the server, once its log is kept: it tells why the engine ended", None,
              why_no_gain="it answers nothing"),),
         (Wont("any knob", "nothing is computed"),),
@@ -152,26 +165,6 @@ def several_servers(e: Evidence) -> Iterable[Finding]:
               " back and forth"),), "high",
         (Try("the URLs", "one for each replica, past the load balancer", None,
              why_no_gain="rates cannot be told from such a page"),),
-    )  # fmt: skip
-
-
-def unanswered(e: Evidence) -> Iterable[Finding]:
-    """A small request of the probe's own got no answer, though the gauges show no queue.
-
-    A gauge is what the engine core said last: of one that froze while idle it goes on saying 0.
-    """
-    if e.probe is None or e.probe.silent_s is None or e.stood_still_s >= STALLED_S:
-        return
-    busy = e.waiting is not None and e.waiting.mean >= 1
-    facts = [Fact("silent_s", e.probe.silent_s, f"no answer to a request of a few tokens in"
-                  f" {e.probe.silent_s:.0f} s", "s"), *queue_facts(e), *_health(e)]  # fmt: skip
-    yield Finding(
-        "unanswered", f"a small request got no answer in {e.probe.silent_s:.0f} s",
-        "limit" if busy else "fault", 0.5 if busy else 1.0,
-        "queue" if busy else "hung engine", tuple(facts), "medium" if busy else "high",
-        (Try("restart", "the engine, after a stack dump (py-spy dump) of EngineCore", None,
-             why_no_gain="it does not answer at all"),),
-        (Wont("any knob", "no step is taken"),) if not busy else (),
     )  # fmt: skip
 
 

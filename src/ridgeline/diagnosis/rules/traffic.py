@@ -128,7 +128,9 @@ def between(e: Evidence) -> Iterable[Finding]:
     if p is None or p.client_e2e_s is None or p.server_e2e_s is None:
         return
     extra = p.client_e2e_s - p.server_e2e_s
-    share = extra / p.client_e2e_s
+    e2e = e.histograms.e2e
+    usual = max(p.server_e2e_s, (e2e.mean or 0.0) if e2e is not None else 0.0)
+    share = extra / (extra + usual)  # of the requests that are served here, not of small ones
     if extra < BETWEEN_LEAST_S or share < BETWEEN_SHARE:
         return
     facts = (
