@@ -59,3 +59,52 @@ def test_each_class_reaches_its_own_server_with_its_priority(tmp_path: Path) -> 
     (stored,) = out.rglob("run.json")
     pools = json.loads(stored.read_text())["run"]["configuration"]["pools"]
     assert [pool["classes"] for pool in pools] == [["batch"], ["chat"]]
+
+
+SECRET = "sekret-word"
+HELD = f"http://user:{SECRET}@127.0.0.1:9"
+HEAD = "name: s\nmodel: m\nengine: endpoint\n"
+MIX = (
+    "workload: {arrivals: {users: 2}, duration_s: 3, classes: {a: {share: 0.5}, b: {share: 0.5}}}\n"
+)
+
+
+@pytest.mark.parametrize("url", [HELD, HELD.replace("http:", "ftp:"), HELD.replace("127", "[")])
+def test_a_password_in_the_url_of_a_class_is_refused_before_anything_is_stored(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with MockServer([plain_stream(2)]) as one:
+        code = run([
+            "bench", one.url, "--model", "m", "--users", "2", "--duration", "1",
+            "--class", "a:share=0.5", "--class", f"b:share=0.5,url={url}",
+            "--no-calibration", "--out", str(out),
+        ])  # fmt: skip
+        assert one.served == []
+    assert code == 2
+    assert not out.exists()
+    told = capsys.readouterr().err
+    assert "--class b" in told
+    assert SECRET not in told
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (f"url: {HELD}\n{MIX}", 4),
+        (f"url: http://h:1\n{MIX}experiments:\n  - name: e\n    url: {HELD}\n", 8),
+        (f"url: http://h:1\n{MIX}experiments:\n  - name: e\n    pools:\n"
+         f"      a: {{url: http://h:2}}\n      b: {{url: '{HELD}'}}\n", 10),
+        (f"{MIX}pools:\n  a: {{url: http://h:2}}\n  b: {{url: [http://h:3, '{HELD}']}}\n", 7),
+    ],
+)  # fmt: skip
+def test_a_password_in_a_url_of_a_study_is_refused_before_anything_is_stored(
+    body: str, line: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "s.yaml", tmp_path / "out"
+    file.write_text(HEAD + body)
+    assert run(["study", str(file), "--out", str(out)]) == 2
+    assert not out.exists()
+    told = capsys.readouterr().err
+    assert f"s.yaml:{line}: http://...@127.0.0.1: a URL with a user name or password" in told
+    assert SECRET not in told

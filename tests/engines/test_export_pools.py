@@ -7,9 +7,10 @@ import pytest
 import yaml
 
 from ridgeline.cli.export import export
+from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Configuration, Knobs, Launch, Pool, Router
 from ridgeline.engines.exporting.checks import check_pools
-from ridgeline.engines.exporting.deployment import Start, deployments_of
+from ridgeline.engines.exporting.deployment import Deployment, Start, deployments_of
 from ridgeline.engines.exporting.rendering import FILES, files_of
 
 POOLS = (
@@ -89,6 +90,105 @@ def test_a_seeded_mistake_is_told_with_its_pool(
     assert texts, f"{old} is in no file"
     problems = check_pools(texts[0].replace(old, new, 1), target, WANTED)
     assert any(words in problem for problem in problems), problems
+
+
+BEHIND = "mixed-offline-0.mixed-offline-pods"
+
+
+@pytest.mark.parametrize(
+    ("target", "old", "new", "words"),
+    [
+        # The four mistakes that only pools make possible: another pool's servers, or nobody's.
+        ("compose", "--worker-urls http://vllm-offline-0:", "--worker-urls http://vllm-chat-0:",
+         "pool offline: router-offline: --worker-urls names vllm-chat-0, which is none of its"),
+        ("compose", " http://vllm-chat-1:8000", "",
+         "pool chat: router-chat: --worker-urls leaves out vllm-chat-1"),
+        ("kubernetes", f"http://{BEHIND}:", "http://mixed-chat-0.mixed-chat-pods:",
+         "pool offline: mixed-offline-router: --worker-urls names mixed-chat-0.mixed-chat-pods"),
+        ("kubernetes", f"http://{BEHIND}:", "http://mixed-offline-0.other-pods:",
+         "pool offline: mixed-offline-router: --worker-urls names mixed-offline-0.other-pods"),
+        ("kubernetes", "selector: {app: mixed-chat-r", "selector: {app: mixed-offline-r",
+         "pool chat: Service mixed-chat: its selector is of no pods here"),
+        ("kubernetes", "selector: {app: mixed-chat-router}", "selector: {app: mixed-chat}",
+         "pool chat: Service mixed-chat: it goes past the router"),
+        ("kubernetes", "{app: mixed-chat-router}\n    spec", "{app: mixed-chat}\n    spec",
+         "Service mixed-chat-pods: its selector is of the pods of mixed-chat and mixed-chat-ro"),
+        ("kubernetes", "name: mixed-offline-router", "name: mixed-chat-router",
+         "two objects are called Deployment mixed-chat-router"),
+    ],
+)  # fmt: skip
+def test_requests_that_go_to_another_pool_are_told(
+    target: str, old: str, new: str, words: str
+) -> None:
+    (text,) = files_of(WANTED, target).values()
+    assert old in text
+    problems = check_pools(text.replace(old, new, 1), target, WANTED)
+    assert any(words in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("wanted", [WANTED, WANTED[:1]])
+def test_a_router_that_was_taken_out_is_told(wanted: tuple[Deployment, ...]) -> None:
+    (text,) = files_of(wanted, "kubernetes").values()
+    bodies = list(yaml.safe_load_all(text))
+    routing = [b for b in bodies if b["metadata"]["labels"]["app"] == f"{wanted[-1].label}-router"]
+    assert [b["kind"] for b in routing] == ["Deployment", "Service"]
+    for gone, words in ((routing, "no router (--worker-urls)"), (routing[1:], "no Service leads")):
+        left = yaml.safe_dump_all([b for b in bodies if b not in gone])
+        problems = check_pools(left, "kubernetes", wanted)
+        assert any(words in problem for problem in problems), problems
+    (text,) = files_of(wanted, "compose").values()
+    body = yaml.safe_load(text)
+    name = "router-offline" if len(wanted) > 1 else "router-chat"
+    del body["services"][name]
+    problems = check_pools(yaml.safe_dump(body), "compose", wanted)
+    assert any("there is no router (--worker-urls) before its servers" in p for p in problems)
+
+
+# names that were one name, long ones with one beginning, and ones that a file makes of another's
+NAMES = [
+    ("a_b", "A-B"), ("a_b", "a-b"), ("Chat", "chat"),
+    ("latency-bound-interactive-chat", "latency-bound-interactive-batch"),
+    ("chat", "chat-router"), ("chat", "chat-pods"), ("chat", "chat-0"), ("router", "pods"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["compose", "kubernetes"])
+@pytest.mark.parametrize("routed", [True, False])
+@pytest.mark.parametrize(("one", "other"), NAMES)
+def test_the_names_of_two_pools_never_clash(
+    one: str, other: str, routed: bool, target: str
+) -> None:
+    pools = tuple(replace(p, name=n) for p, n in zip(POOLS, (one, other), strict=True))
+    launch = Launch(router=Router()) if routed else None
+    wanted = deployments_of("my-study", replace(APART, pools=pools, launch=launch))
+    (text,) = files_of(wanted, target).values()
+    assert check_pools(text, target, wanted) == ()
+    if target == "compose":
+        keys = [line for line in text.splitlines() if line.startswith("  ") and line[2] != " "]
+        assert len(keys) == len(set(keys)) == (6 if routed else 4)  # with the volume
+        return
+    bodies = list(yaml.safe_load_all(text))
+    assert len({(b["kind"], b["metadata"]["name"]) for b in bodies}) == len(bodies)
+    pods = [b["spec"]["template"]["metadata"]["labels"] for b in bodies if "template" in b["spec"]]
+    for selector in (b["spec"]["selector"] for b in bodies):
+        its = selector.get("matchLabels", selector)
+        assert sum(its.items() <= labels.items() for labels in pods) == 1
+
+
+def test_two_pools_whose_names_would_be_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.engines.exporting.deployment.DIGEST", 0)
+    pools = tuple(replace(p, name=n) for p, n in zip(POOLS, ("a_b", "A-B"), strict=True))
+    with pytest.raises(BadInput, match="the pools a_b and A-B would both be called"):
+        deployments_of("s", replace(APART, pools=pools))
+
+
+@pytest.mark.parametrize("target", ["compose", "kubernetes"])
+def test_a_key_that_is_there_twice_is_told(target: str) -> None:
+    (text,) = files_of(WANTED, target).values()
+    old = "  vllm-chat-1:" if target == "compose" else "  replicas: 2\n"
+    new = "  vllm-chat-0:" if target == "compose" else "  replicas: 2\n  replicas: 2\n"
+    with pytest.raises(BadInput, match="is there twice"):
+        check_pools(text.replace(old, new, 1), target, WANTED)
 
 
 def test_an_image_whose_tag_moves_is_told(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from ridgeline.domain.baseurl import checked_url
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Knobs, Pool
 
@@ -9,7 +10,10 @@ REST = "others"  # the pool of the classes without a url: the servers that the b
 
 
 def class_urls(texts: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The texts of `--class` without their `url=...`, and the URL of each class that has one."""
+    """The texts of `--class` without their `url=...`, and the URL of each class that has one.
+
+    Raises BadInput for what is no URL of a server, or holds a password: before anything is stored.
+    """
     left, found = [], {}
     for text in texts:
         name, colon, rest = text.partition(":")
@@ -19,7 +23,7 @@ def class_urls(texts: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             what = "url is given twice" if len(urls) > 1 else "url is empty"
             raise BadInput(what, where=f"--class {name}", fix="url=http://HOST:PORT")
         if urls:
-            found[name.strip()] = urls[0]
+            found[name.strip()] = checked_url(urls[0], f"--class {name.strip()}")
         left.append(name + colon + ",".join(p for p in parts if not p.startswith("url=")))
     return left, found
 

@@ -1,20 +1,17 @@
 """A server's address: the URL as people write it, resolved; and single plain requests to it."""
 
 import http.client
-import ipaddress
 import os
 import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import quote, urlsplit
 
-from ridgeline.domain.errors import BadInput, EndpointError
+from ridgeline.domain.baseurl import base_url
+from ridgeline.domain.errors import EndpointError
 from ridgeline.load.http import Site
 
-_ENDINGS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
 _PAGE_BYTES = 4 << 20
-LONGEST_HOST = 253  # RFC 1035, section 2.3.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,55 +135,4 @@ class Asker:
 
 def parse_address(text: str) -> Address:
     """Read a URL, with or without scheme and /v1; raises BadInput that says what is wrong."""
-    try:
-        parts = urlsplit(text if "://" in text else f"http://{text}")
-        hostname = parts.hostname
-    except ValueError as error:
-        raise BadInput(
-            f"is no URL ({str(error).lower()})", where=repr(text), fix="give it as http://HOST:PORT"
-        ) from None
-    if parts.scheme not in ("http", "https"):
-        raise BadInput(f"{parts.scheme!r} is not http or https", where=text, fix="give a base URL")
-    if parts.username is not None or parts.password is not None:
-        raise BadInput(
-            "a URL with a user name or password would end up in stored results",
-            where=f"{parts.scheme}://...@{hostname}",
-            fix="give the key in RIDGELINE_API_KEY",
-        )
-    try:
-        port = parts.port
-    except ValueError:
-        raise BadInput("the port is not a number from 0 to 65535", where=text) from None
-    if port == 0:
-        raise BadInput("the port is not a number from 1 to 65535", where=text)
-    if not hostname:
-        raise BadInput("no host name", where=repr(text), fix="give it as http://HOST:PORT")
-    if parts.query or parts.fragment:
-        raise BadInput("a base URL has no query", where=text, fix="give it as http://HOST:PORT")
-    host = _ascii_host(hostname, text)
-    path = quote(parts.path, safe="/%:@!$&'()*+,;=~-._").rstrip("/")
-    for ending in _ENDINGS:
-        if path.endswith(ending):
-            path = path.removesuffix(ending)
-            break
-    default = 443 if parts.scheme == "https" else 80
-    return Address(parts.scheme, host, port or default, path)
-
-
-def _ascii_host(host: str, text: str) -> str:
-    """A host name as it is looked up and sent; raises BadInput for what cannot be one."""
-    try:
-        if ":" in host:  # an IPv6 address, perhaps with a zone
-            ipaddress.IPv6Address(host)
-            return host
-        found = host.encode("idna").decode("ascii")
-        if len(found) > LONGEST_HOST or not found.isprintable() or " " in found:
-            raise ValueError
-    except ValueError:  # UnicodeError is one
-        short = host if len(host) <= 40 else f"{host[:40]}..."
-        raise BadInput(
-            f"{short!r} is no host name",
-            where=repr(text if len(text) <= 80 else f"{text[:80]}..."),
-            fix="check the address",
-        ) from None
-    return found
+    return Address(*base_url(text))

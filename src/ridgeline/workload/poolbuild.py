@@ -79,6 +79,9 @@ def _urls(
     elif given:
         what = f"url belongs to engine: endpoint, not to {configuration.engine}"
         raise source.error((*path, "url"), what)
+    for at, url in enumerate(given):
+        here = (*path, "url") if isinstance(part.url, str) else (*path, "url", at)
+        source.check_url(here, url)
     return given
 
 

@@ -221,6 +221,8 @@ def _base_configuration(
         raise source.error(("engine",), "engine: endpoint needs the key 'url'")
     if part.engine != "endpoint" and part.url is not None:
         raise source.error(("url",), f"url belongs to engine: endpoint, not to {part.engine}")
+    if part.url is not None:
+        source.check_url(("url",), part.url)
     model = model_at(part.model, folder)
     knobs = _knobs(part.baseline)
     start = Configuration(
@@ -352,6 +354,8 @@ def _experiment(
         )
     if part.url is not None and study.engine != "endpoint":
         raise source.error((*path, "url"), f"url belongs to engine: endpoint, not {study.engine}")
+    if part.url is not None:
+        source.check_url((*path, "url"), part.url)
     if study.engine == "endpoint" and _given(part.set) and part.url in (None, study.url):
         what = "engine options reach no server that runs already: this one is the baseline's"
         raise source.error(

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.domain.baseurl import checked_url
 from ridgeline.domain.errors import BadInput, nearest
 from ridgeline.domain.numerals import counted
 from ridgeline.workload.study import Study
@@ -71,6 +72,14 @@ class Source:
     ) -> BadInput:
         """An error at `path` (a key path), with its line. `key`: at the key, not at its value."""
         return BadInput(what, where=f"{self.name}:{self.line(path, key=key)}", fix=fix)
+
+    def check_url(self, path: Path_, url: str) -> None:
+        """Raises BadInput where the URL at `path` is none, or holds a password.
+
+        A stored copy is only read: nothing is sent there.
+        """
+        if not self.stored:
+            checked_url(url, f"{self.name}:{self.line(path)}")
 
     def line(self, path: Path_, *, key: bool = False) -> int:
         """Line (from 1) of the deepest node on the path that exists."""

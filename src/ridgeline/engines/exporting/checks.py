@@ -26,6 +26,7 @@ from ridgeline.engines.exporting.reading import (
     published,
     startup_s,
 )
+from ridgeline.engines.exporting.routes import cluster_routes, compose_routes, doubles, overlaps
 
 Problems = Iterator[str]
 
@@ -47,11 +48,11 @@ def check_pools(text: str, target: str, wanted: Sequence[Deployment]) -> tuple[s
     found: list[str] = []
     try:
         for deployment, part in _by_pool(text, target, wanted):
-            told = check(part, target, deployment)
+            told = _held(part, target, deployment)
             found += [f"pool {deployment.pool}: {problem}" for problem in told]
         if target == "compose":
             found += _shared(mapping(documents(text)[0], "services"))
-        found += _secret_lines(text)  # comments, too, which are in no part
+        found += _whole(text, target)  # with comments, too, which are in no part
     except (AttributeError, KeyError, TypeError) as error:
         raise BadInput(
             f"cannot be read as a file for {target}: {error}",
@@ -70,7 +71,7 @@ def _by_pool(
     if target == "compose":
         services = mapping(bodies[0], "services")
         places = {name: _place([f"{name}-"], [f"{d.server}-" for d in wanted],
-                               [f"router-{d.server.removeprefix('vllm-')}-" for d in wanted])
+                               [f"router-{d.key}-" for d in wanted])
                   for name in services}  # fmt: skip
         for place, deployment in enumerate(wanted):
             own = {n: s for n, s in services.items() if places[n] == place}
@@ -113,15 +114,24 @@ def check(text: str, target: str, wanted: Deployment) -> tuple[str, ...]:
     GPUs and their kind, model, flags and image, secrets in clear, who can reach it, and probes that
     are shorter than a measured start.
     """
+    return tuple(dict.fromkeys([*_held(text, target, wanted), *_whole(text, target)]))
+
+
+def _held(text: str, target: str, wanted: Deployment) -> list[str]:
+    """Problems of a file, or of a pool's part of it, against what it is to run."""
     try:
-        found = list(_CHECKS[target](text, wanted))
+        return list(_CHECKS[target](text, wanted))
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise BadInput(
             f"cannot be read as a file for {target}: {error}",
             fix="see what ridgeline export writes",
         ) from None
-    found += _secret_lines(text)
-    return tuple(dict.fromkeys(found))
+
+
+def _whole(text: str, target: str) -> list[str]:
+    """Problems that are of no pool alone."""
+    bodies = documents(text) if target == "kubernetes" else []
+    return [*doubles(bodies), *overlaps(bodies), *_secret_lines(text)]
 
 
 def _secret_lines(text: str) -> list[str]:
@@ -152,6 +162,7 @@ def _compose(text: str, wanted: Deployment) -> Problems:
         allowed = duration_s(health.get("start_period", "0s"))
         allowed += duration_s(health.get("interval", "30s")) * int(health.get("retries", 3))
         yield from _probe(allowed if health else None, wanted, f"{name}: healthcheck")
+    yield from compose_routes(services, wanted)
     yield from _gpus(len(gpus), wanted, "deploy.resources.reservations.devices")
     named = [g for g in gpus if g is not None]
     if len(set(named)) < len(named):
@@ -189,6 +200,7 @@ def _kubernetes(text: str, wanted: Deployment) -> Problems:
             gpus += found
             yield from problems
     yield from _gpus(gpus, wanted, "nvidia.com/gpu times replicas")
+    yield from cluster_routes(documents(text), wanted)
 
 
 def _workload(one: Mapping[str, Any], name: str, wanted: Deployment) -> tuple[int, list[str]]:

@@ -4,6 +4,8 @@ Ridgeline measures one server process for each data-parallel replica, pinned to 
 exported is the same: so many servers, not one server with more processes.
 """
 
+import hashlib
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +23,8 @@ API_KEY = "VLLM_API_KEY"  # vLLM takes its key from there: it stands on no comma
 PORT = 8000
 ASSUMED_START_S = 300.0  # without a measured start: a download, a first compilation
 MARGIN_S = 60.0
+LONGEST_KEY, DIGEST = 24, 6  # characters of a pool's name, and of its digest
+_MADE = re.compile(r"-(router|pods|\d+)$")  # what files add to a pool's name
 _REFERENCE = re.compile(r"\$(\w+|\{\w+((:?\?)[^}]*)?\})")
 
 
@@ -78,7 +82,21 @@ class Deployment:
     @property
     def server(self) -> str:
         """What its servers are called on a host, before their number."""
-        return "vllm" if self.pool is None else f"vllm-{_label(self.pool)}"
+        return "vllm" if self.pool is None else f"vllm-{self.key}"
+
+    @property
+    def key(self) -> str:
+        """The pool in names of platforms; only a pool of another name has another key.
+
+        A name that is no label, is long, or ends as a name that is made from another pool's does
+        ("chat-router", "chat-0") gets a digest.
+        """
+        name = self.pool or ""
+        made = _label(name)
+        if made == name and len(made) <= LONGEST_KEY and not _MADE.search(made):
+            return made
+        digest = hashlib.sha256(name.encode()).hexdigest()[:DIGEST]
+        return f"{made[: LONGEST_KEY - DIGEST - 1].rstrip('-')}-{digest}"
 
     @property
     def gpus(self) -> int:
@@ -96,8 +114,7 @@ class Deployment:
         """The name as platforms take it: lower case, digits and dashes, at most 50 characters."""
         if self.pool is None:
             return _label(self.name)
-        end = _label(self.pool)[:24]
-        return f"{_label(self.name)[: 49 - len(end)]}-{end}"
+        return f"{_label(self.name)[: 49 - len(self.key)]}-{self.key}"
 
 
 def _label(name: str) -> str:
@@ -107,7 +124,10 @@ def _label(name: str) -> str:
 def deployments_of(
     name: str, configuration: Configuration, *, notes: Sequence[str] = (), **more: Any
 ) -> tuple[Deployment, ...]:
-    """A deployment for each pool of a configuration, one where it has none; as `deployment_of`."""
+    """A deployment for each pool of a configuration, one where it has none.
+
+    Raises BadInput as `deployment_of`, and where two pools would have one name.
+    """
     if not configuration.pools:
         return (deployment_of(name, configuration, notes=notes, **more),)
     found: list[Deployment] = []
@@ -116,6 +136,12 @@ def deployments_of(
         made = deployment_of(name, part, notes=(*notes, told), **more)
         first = sum(one.gpus for one in found)
         found.append(replace(made, pool=pool.name, first_gpu=first))
+    for one, other in itertools.combinations(found, 2):
+        if one.key == other.key or one.label == other.label:
+            raise BadInput(
+                f"the pools {one.pool} and {other.pool} would both be called {one.label}",
+                where="pools", fix="rename one of them",
+            )  # fmt: skip
     return tuple(found)
 
 

@@ -10,14 +10,35 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """The mappings of a YAML text, at least one; raises BadInput."""
+    """The mappings of a YAML text, at least one; raises BadInput, for a doubled key as well."""
     import yaml  # noqa: PLC0415
 
     try:
+        for root in yaml.compose_all(text, yaml.SafeLoader):
+            _once(root)
         found = list(yaml.safe_load_all(text))
     except yaml.YAMLError as error:
         raise BadInput(f"not YAML: {' '.join(str(error).split())}") from None
     return [d for d in found if isinstance(d, dict)] or [{}]
+
+
+def _once(node: Any) -> None:
+    """Raises BadInput where a mapping has a key twice: the first of them would be lost."""
+    import yaml  # noqa: PLC0415
+
+    if isinstance(node, yaml.SequenceNode):
+        for one in node.value:
+            _once(one)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+            place = f"line {key.start_mark.line + 1}"
+            raise BadInput(f"the key {key.value!r} is there twice", where=place, fix="rename one")
+        if isinstance(key, yaml.ScalarNode):
+            seen.add(key.value)
+        _once(value)
 
 
 def mapping(body: Mapping[str, Any], key: str) -> dict[str, Any]:

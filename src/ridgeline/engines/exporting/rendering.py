@@ -38,11 +38,7 @@ def files_of(deployments: Sequence[Deployment], target: str) -> dict[str, str]:
     if len(deployments) == 1 or target in TOGETHER:
         return {name: render_pools(deployments, target)}
     stem, dot, end = name.partition(".")
-    return {f"{stem}-{_pool(d)}{dot}{end}": render(d, target) for d in deployments}
-
-
-def _pool(deployment: Deployment) -> str:
-    return deployment.server.removeprefix("vllm-")
+    return {f"{stem}-{d.key}{dot}{end}": render(d, target) for d in deployments}
 
 
 def render_pools(deployments: Sequence[Deployment], target: str) -> str:
@@ -93,7 +89,7 @@ def _compose(d: Deployment) -> dict[str, Any]:
     starts = [d.first_gpu + r * per for r in range(d.replicas)]
     gpus = [[str(g) for g in range(start, start + per)] for start in starts]
     urls = [f"http://{d.server}-{r}:{PORT}" for r in range(d.replicas)]
-    router = "router" if d.pool is None else f"router-{_pool(d)}"
+    router = "router" if d.pool is None else f"router-{d.key}"
     return {"gpus": gpus, "router": _router(d, urls), "router_name": router}
 
 
