@@ -43,6 +43,13 @@ def test_a_burst_that_ends_as_the_look_begins_is_no_queue() -> None:
     assert not [f for f in found.values() if f.kind == "limit"]
 
 
+def test_a_queue_of_eight_seconds_in_half_a_minute_is_not_read_into_the_rest() -> None:
+    """Gauges that say 0 for the 22 s after it are right."""
+    seen = _look(lambda t: 10.0 * min(t, 8), waited=4.0, ran=1.5)
+    assert seen.lagged is None
+    assert "batch-ceiling" not in findings(seen)
+
+
 def test_a_queue_that_lasts_is_seen_behind_gauges_that_say_0() -> None:
     """The same requests all the time: ten end a second, 40 wait, 15 run."""
     seen = _look(lambda t: 10.0 * t, waited=4.0, ran=1.5, known=replace(SLOTS, max_num_seqs=16))

@@ -83,7 +83,7 @@ def gather(
         return evidence
     evidence = with_stillness(evidence, _still_s(pages, times))
     evidence = replace(evidence, **reading.counts(), cores=_cores(reading, span))
-    if None in times or evidence.restarts:
+    if None in times:
         return evidence
     at = [t for t in times if t is not None]
     return without_lag(evidence, [reading.intervals(g.name, at) for g in evidence.engines])
