@@ -198,6 +198,10 @@ FIGURES = {
                    "step time bound by memory bandwidth (60 %)"),
         ({}, False, "step time bound by compute (70 %)"),
         ({"part.launch": 0.9, "part.weights": 0.05}, True, "bound by kernel launches (90 %)"),
+        ({"mean_running": 26.0, "running_while_waiting": 31.8}, True,
+         "batch ceiling: max_num_seqs 32 is full"),
+        ({"mean_running": 31.0, "running_while_waiting": 20.0}, True,
+         "prompts: admission waits for room in the step"),
         ({"mean_running": 10.0, "kv_use_max": 0.97}, True, "KV memory: 97 % of the blocks"),
         ({"mean_running": 10.0}, True, "prompts: admission waits for room in the step"),
         ({"mean_waiting": 0.0, "idle_share": 0.6}, True, "load: the engine idles 60 %"),
@@ -237,3 +241,23 @@ def test_a_front_end_without_time_left_is_named_before_all_else():
     assert "API server" not in more.binding_limit
     # The limit was real: with a server for each replica more comes out.
     assert more.throughput.output_tokens_per_s > 1.3 * found.throughput.output_tokens_per_s
+
+
+def test_slots_that_are_full_whenever_something_waits_are_the_limit_on_a_load_with_quiet_times():
+    """Eight slots under a rate: now and then they are free, and never while a request waits."""
+    from ridgeline.experiment.predicting import Predictor  # noqa: PLC0415
+    from ridgeline.workload.studyfile import parse_study  # noqa: PLC0415
+
+    text = """\
+name: rate
+model: Qwen/Qwen3-4B
+hardware: {gpu: H100-SXM}
+workload: {arrivals: {rate_per_s: 10}, prompts: {tokens: 150},
+           output_tokens: {mean: 128, spread: 0.9}, duration_s: 40, warmup_s: 10}
+baseline: {max_num_seqs: 8}
+"""
+    study = parse_study(text, "s.yaml")
+    base = study.baseline
+    summary = Predictor(study.slo)(base.configuration, base.workload, {}).summary
+    assert summary.steps["mean_running"] < 0.9 * 8 < summary.steps["running_while_waiting"]
+    assert summary.binding_limit.startswith("batch ceiling: max_num_seqs 8 is full")

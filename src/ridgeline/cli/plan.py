@@ -169,9 +169,28 @@ def _bound_json(bound: "Bound") -> dict[str, Any]:
     }
 
 
+def _knee_json(result: "PlanResult") -> dict[str, Any] | None:
+    knee = result.knee
+    if knee is None:
+        return None
+    return {
+        "users": knee.arrivals.users, "rate_per_s": knee.arrivals.rate_per_s,
+        "gpus": result.baseline.configuration.gpus,
+        "output_tokens_per_s": knee.output_tokens_per_s,
+        "output_tokens_per_s_per_gpu":
+            knee.output_tokens_per_s / result.baseline.configuration.gpus,
+        "study_load_share": knee.share,
+        "ttft_p95_s": _finite(knee.ttft_p95_s),
+        "window_s": knee.seconds,
+    }  # fmt: skip
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and value != float("inf") else None
+
+
 def _to_json(result: "PlanResult") -> dict[str, Any]:
     from ridgeline.domain.bands import LEVEL  # noqa: PLC0415
-    from ridgeline.experiment.planning import knee_of  # noqa: PLC0415
 
     def one(row: "Prediction") -> dict[str, Any]:
         given = row.configuration.knobs.given()
@@ -187,7 +206,6 @@ def _to_json(result: "PlanResult") -> dict[str, Any]:
         }  # fmt: skip
 
     baseline = result.baseline.summary
-    knee = knee_of(result.knee)
     return {
         "schema": 1,
         "source": "twin",
@@ -205,10 +223,10 @@ def _to_json(result: "PlanResult") -> dict[str, Any]:
                    "first_limit": result.memory.first_limit},
         "bound": _bound_json(result.bound),
         "bound_of_baseline": _bound_json(result.own_bound),
-        "knee": None if knee is None else {"users": knee.users, "rate_per_s": knee.rate_per_s},
+        "knee": _knee_json(result),
         "loads": [{"users": a.users, "rate_per_s": a.rate_per_s, "output_tokens_per_s": rate,
-                   "ttft_p95_s": wait if wait is not None and wait != float("inf") else None}
-                  for a, rate, wait in result.knee],
+                   "ttft_p95_s": _finite(wait)}
+                  for a, rate, wait in result.loads],
         "measured": [{"experiment": h.experiment, "figure": h.path, "measured": h.measured,
                       "predicted": h.predicted, "low": h.low, "high": h.high,
                       "refused": h.refused, "outside": h.outside} for h in result.held],

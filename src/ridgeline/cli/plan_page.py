@@ -45,8 +45,6 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
     Where the terminal is narrow the changes stand in a list below their numbered rows: the names
     of knobs are too long for a column.
     """
-    from ridgeline.experiment.planning import knee_of  # noqa: PLC0415
-
     base = result.baseline
     lines: list[Any] = [
         f"[bold]{name}[/bold]: predictions of the digital twin ({result.constants} constants);"
@@ -68,12 +66,7 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
         lines += [f"Baseline: void: {reason}" for reason in base.void]
         lines += [f"Baseline: careful: {text}" for text in base.summary.verdict.warnings]
         lines += [f"Baseline: {note}" for note in base.summary.notes]
-    knee = knee_of(result.knee)
-    if knee is not None:
-        best = max(rate for _, rate, _ in result.knee)
-        lines.append(
-            f"Knee of the baseline: about {_load(knee)} ({significant(best)} tokens/s at most)"
-        )
+    lines.append(_knee(result))
     narrow = width < NARROW
     lines += _against_measured(result)
     title = f"The baseline, then the {len(result.candidates)} best candidates, best first"
@@ -191,6 +184,23 @@ def _memory(memory: "Memory") -> list[str]:
     ]
 
 
+def _knee(result: "PlanResult") -> str:
+    knee, gpus = result.knee, result.baseline.configuration.gpus
+    if knee is None:
+        tried = [arrivals for arrivals, _, _ in result.loads]
+        ends = f" from {_load(tried[0])} to {_load(tried[-1])}" if tried else ""
+        return f"Knee of the baseline: none found among the loads that were tried{ends}"
+    all_of, each = significant(knee.output_tokens_per_s), knee.output_tokens_per_s / gpus
+    tokens = f"{all_of} output tokens/s in all, {significant(each)} per GPU"
+    how = "little more is delivered above"
+    if knee.seconds is not None:
+        how = f"its queue does not grow in {knee.seconds:g} s, and little more is delivered above"
+    return (
+        f"Knee of the baseline: about {_load(knee.arrivals)} in all ({tokens}; p95 TTFT there"
+        f" {duration(knee.ttft_p95_s)}): {how}. The study's load is {knee.share:.0%} of it."
+    )
+
+
 def _sentence(summary: "Summary") -> str:
     limit = summary.binding_limit
     return "" if not limit else f"Limit: {limit}"
@@ -257,7 +267,7 @@ def explained(result: "PlanResult") -> list[Any]:
         if row.summary is not None and not row.void:
             lines += ["", f"[bold]Where the time goes: {what}[/bold]", _sentence(row.summary)]
             lines += [_steps(row.summary), _step_table(row.summary), _stay_table(row.summary)]
-    if result.knee:
+    if result.loads:
         lines += ["", _knee_table(result)]
     lines += ["", *result.notes]
     return lines
@@ -308,15 +318,15 @@ def _stay_table(summary: "Summary") -> "Table":
 def _knee_table(result: "PlanResult") -> "Table":
     from rich.table import Table  # noqa: PLC0415
 
-    from ridgeline.experiment.planning import knee_of  # noqa: PLC0415
-
-    knee = knee_of(result.knee)
-    found = Table(title="The baseline under other loads", title_justify="left", box=None,
-                  pad_edge=False)  # fmt: skip
+    knee = result.knee
+    title = "The baseline under other loads, in short looks"
+    found = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for head in ("load", "tokens/s", "TTFT p95", ""):
         found.add_column(head, justify="left" if head in ("load", "") else "right")
-    for arrivals, rate, wait in result.knee:
-        found.add_row(
-            _load(arrivals), number(rate), duration(wait), "knee" if arrivals is knee else ""
-        )
+    rows = [(*one, "") for one in result.loads]
+    if knee is not None:
+        rows = [row for row in rows if row[0] is not knee.arrivals]
+        rows.append((knee.arrivals, knee.output_tokens_per_s, knee.ttft_p95_s, "knee"))
+    for arrivals, rate, wait, what in sorted(rows, key=lambda row: row[0].peak):
+        found.add_row(_load(arrivals), number(rate), duration(wait), what)
     return found

@@ -126,7 +126,8 @@ def step_figures(table: StepTable, inside: Ints, window: Window) -> dict[str, fl
     """Figures of the given steps (rows of the table).
 
     replicas; steps_per_s of one replica; mean_step_s; mean_decode_batch, mean_running and
-    mean_waiting (requests, by step); prefill_step_share (steps that carry prompt tokens);
+    mean_waiting (requests, by step); running_while_waiting (mean_running by how many waited);
+    prefill_step_share (steps that carry prompt tokens);
     prefill_tokens_per_step (of those); full_graph_share, piecewise_graph_share and no_graph_share
     of the steps; no_graph_time_share of their time; idle_share of the window's time; kv_use_mean
     and kv_use_max (share of the blocks); part.NAME: share of the step time by STEP_PARTS.
@@ -143,6 +144,7 @@ def step_figures(table: StepTable, inside: Ints, window: Window) -> dict[str, fl
         "mean_decode_batch": float(table.decode_tokens[inside].mean()),
         "mean_running": float(table.running[inside].mean()),
         "mean_waiting": float(table.waiting[inside].mean()),
+        **_while_waiting(table, inside),
         "prefill_step_share": float((prefill > 0).mean()),
         "full_graph_share": float((mode == FULL_GRAPH).mean()),
         "piecewise_graph_share": float((mode == PIECEWISE_GRAPH).mean()),
@@ -160,6 +162,16 @@ def step_figures(table: StepTable, inside: Ints, window: Window) -> dict[str, fl
     if whole > 0:
         figures |= {f"part.{name}": value / whole for name, value in parts.items()}
     return figures
+
+
+def _while_waiting(table: StepTable, inside: Ints) -> dict[str, float]:
+    """What ran while something waited, each step by how many did: why they had to, means over busy
+    and quiet times do not tell. Nothing where none waited.
+    """
+    running, waiting = table.running[inside], table.waiting[inside]
+    if not waiting.any():
+        return {}
+    return {"running_while_waiting": float(np.average(running, weights=waiting))}
 
 
 def _busy_ns(table: StepTable) -> Ints:
@@ -250,6 +262,7 @@ def binding_limit(
         return f"load: the engine idles {100 * idle:.0f} % of the time and nothing waits"
     if waiting < 0.5:
         return f"step time, bound by {step}; nothing waits"
+    running = figures.get("running_while_waiting", running)
     if ceiling is not None and running >= FULL * ceiling:
         why = f"batch ceiling: max_num_seqs {ceiling} is full"
     elif figures.get("kv_use_max", 0.0) >= FULL:

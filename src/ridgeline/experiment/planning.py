@@ -13,7 +13,7 @@ from ridgeline.domain.errors import RidgelineError
 from ridgeline.domain.hardware import catalogue
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.slo import Slo
-from ridgeline.domain.workload import Arrivals, Workload
+from ridgeline.domain.workload import Workload
 from ridgeline.engines.twin import Twin, twin_of
 from ridgeline.experiment.calibrating import Observation, assumed
 from ridgeline.experiment.capacity import (
@@ -25,13 +25,12 @@ from ridgeline.experiment.capacity import (
     missing_bytes,
 )
 from ridgeline.experiment.heldagainst import Agreement, Held, agreement, hold
+from ridgeline.experiment.planknee import LOADS, Knee, Point, knee_found, knee_of
 from ridgeline.experiment.predicting import Prediction, Predictor
 
 __all__ = ["Bound", "Memory", "PlanResult", "Prediction", "knee_of", "plan", "with_changes"]
 
 SHORT_S = 10.0  # window of a first look
-LOADS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)  # of the study's load, for the knee
-PLATEAU = 0.95
 WHAT_IF = ("H100-SXM", "H200-SXM", "B200-SXM", "A100-SXM-80GB", "L40S", "MI300X")
 Said = Callable[[str, int, int], None]
 
@@ -42,7 +41,8 @@ class PlanResult:
 
     bound: over all settings that the plan varies; own_bound: at the baseline's own settings.
     held: predictions beside runs that were measured, with `held_notes` on what is taken for granted
-    of them; `demoted`: they contradict the twin.
+    of them; `demoted`: they contradict the twin. loads: other loads of the baseline in short looks,
+    with output tokens/s and p95 TTFT.
     """
 
     baseline: Prediction
@@ -50,7 +50,8 @@ class PlanResult:
     bound: Bound
     own_bound: Bound
     candidates: tuple[Prediction, ...]
-    knee: tuple[tuple[Arrivals, float, float | None], ...] = ()
+    loads: tuple[Point, ...] = ()
+    knee: Knee | None = None
     hardware: tuple[Prediction, ...] = ()
     looked_at: int = 0
     constants: str = "prior"
@@ -137,20 +138,23 @@ class _Plan:
             finals.append(self._final(candidate.change))
         finals.sort(key=lambda p: p.rank)
         finals += [self._final({**finals[0].change, **c}) for c in self._routings() if finals]
+        loads = tuple(self._loads())
+        knee = knee_found(loads, configuration, workload, self.predict, self.said)
         return PlanResult(
             baseline=baseline,
             memory=memory_of(self.twin, workload, from_log=self.from_log),
             bound=highest_bound(self.twin, configuration, workload, _layouts(self.twin)),
             own_bound=bound_of(self.twin, workload),
             candidates=tuple(sorted(finals, key=lambda p: p.rank)[:top]),
-            knee=tuple(self._knee()),
+            loads=loads,
+            knee=knee,
             hardware=tuple(self._what_if()),
             looked_at=len(singles) + len(pairs),
             constants=self.twin.constants.name,
             notes=(
                 f"first looks: one replica with its share of the load, {self.short.duration_s:g} s;"
-                f" other loads and GPUs: {self.short.duration_s:g} s; candidates: as in the study"
-                " file",
+                f" other loads: {self.short.duration_s:g} s; candidates, other GPUs and the knee of"
+                " a rate: as in the study file",
             ),
         )
 
@@ -199,7 +203,7 @@ class _Plan:
         rules = ("least-loaded", "prefix-aware") if shares else ("least-loaded",)
         return [{"routing": r} for r in rules if r != self.configuration.routing]
 
-    def _knee(self) -> Iterable[tuple[Arrivals, float, float | None]]:
+    def _loads(self) -> Iterable[Point]:
         """(arrivals, output tokens/s, p95 TTFT in s) over several loads, ascending.
 
         Where nothing succeeds nothing is delivered, whatever tokens came before the client left.
@@ -223,7 +227,7 @@ class _Plan:
             changed = replace(
                 self.configuration, gpu=name, gpu_figures=None, price_per_gpu_hour=None
             )
-            yield self.predict(changed, self.short, {"gpu": name}, bands=True)
+            yield self.predict(changed, self.workload, {"gpu": name}, bands=True, in_full=True)
 
 
 def with_changes(configuration: Configuration, change: Mapping[str, Any]) -> Configuration:
@@ -310,9 +314,3 @@ def _combined(changes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if seqs is not None:
             found.append({**together, "max_num_seqs": max(1, seqs // 2)})
     return found
-
-
-def knee_of(points: Sequence[tuple[Arrivals, float, float | None]]) -> Arrivals | None:
-    """The lowest load that reaches 95 % of the highest throughput seen; None where all are 0."""
-    best = max((rate for _, rate, _ in points), default=0.0)
-    return next((a for a, rate, _ in points if 0 < rate >= PLATEAU * best), None)

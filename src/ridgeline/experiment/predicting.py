@@ -1,6 +1,6 @@
 """One prediction: a twin's figures for a configuration, and how it ranks among others."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from ridgeline.engines.base import DrivePlan
 from ridgeline.engines.twin import TwinEngine, constants_of
 from ridgeline.experiment.calibrating import longer
 from ridgeline.experiment.protocol import bounds_of
-from ridgeline.experiment.verdict import Evidence, judge, nothing_to_measure
+from ridgeline.experiment.verdict import Evidence, Rule, judge, nothing_to_measure
 from ridgeline.workload.schedule import draw_schedule
 
 FAR = 10.0  # a limit that is missed by more than ten times counts as missed by ten times
@@ -100,12 +100,13 @@ class Predictor:
         bands: bool = False,
         prompt_extra: int = 0,
         in_full: bool = False,
+        also: Sequence[Rule] = (),
     ) -> Prediction:
         """Simulate one configuration; one that the engine or the memory refuses says so.
 
         prompt_extra: tokens that every prompt has beyond what the workload says. in_full: it is
         judged as a run of a study is. A look is shorter than its targets need: of it is asked
-        only whether anything succeeded.
+        only whether anything succeeded, and what `also` asks.
         """
         sink = MemorySink()
         try:
@@ -118,15 +119,16 @@ class Predictor:
                 facts = endpoint.drive(plan, sink, SilentWatch())
         except RidgelineError as error:
             return Prediction(change, configuration, None, str(error))
-        summary = self._summary(configuration, workload, sink.records(), facts, in_full=in_full)
+        rules = None if in_full else (nothing_to_measure, *also)
+        summary = self._summary(configuration, workload, sink.records(), facts, rules)
         preempted = None if facts.counters is None else int(facts.counters.preemptions or 0)
         return Prediction(change, configuration, summary, None, preempted)
 
     def _summary(
         self, configuration: Configuration, workload: Workload, records: RunRecords,
-        facts: RunFacts, *, in_full: bool,
+        facts: RunFacts, rules: Sequence[Rule] | None,
     ) -> Summary:  # fmt: skip
-        """Figures, bands and the verdict."""
+        """Figures, bands and the verdict by these rules, None: by all."""
         summary = summarise(
             records,
             facts.window,
@@ -139,7 +141,7 @@ class Predictor:
         summary = with_parts(summary, records, facts.window, workload, configuration.gpus)
         summary = replace(summary, bands=bands_of(summary, facts.errors))
         evidence = Evidence(records, facts, summary, workload, self.slo)
-        found = judge(evidence, None if in_full else (nothing_to_measure,))
+        found = judge(evidence, rules)
         judged = VerdictFigures(found.valid, found.reasons, found.warnings)
         return replace(summary, verdict=judged)
 
