@@ -8,6 +8,7 @@ import pytest
 from diagnosis_pages import KV, MADE, PRE, PROMPT, STEPS, R, W, page
 
 from ridgeline.cli.main import run as ridgeline
+from ridgeline.cli.watchstate import State
 from ridgeline.diagnosis import storedpool
 from ridgeline.diagnosis.evidence import Evidence, Known
 from ridgeline.diagnosis.exporter import render
@@ -124,6 +125,24 @@ def test_a_warning_of_a_partial_answer_is_said(capsys: pytest.CaptureFixture[str
     with served(fake) as url:
         assert ridgeline(["doctor", "--prometheus", url, "--no-gains"]) == 0
     assert "may be a part of it: store 7 is not there" in capsys.readouterr().err
+
+
+def test_of_a_part_of_the_series_no_sums_are_exported(capsys: pytest.CaptureFixture[str]) -> None:
+    fake = _kept((INSTANCE, 0, {}))
+    whole = fake.answer
+    for warnings, sums in ((["store 7 is not there"], False), ([], True)):
+        fake.answer = lambda q, w=warnings: {**whole(q), "warnings": w}  # type: ignore[misc]
+        with served(fake) as url, StoredPool(
+            PrometheusServer(parse_address(url), Credentials()), period_s=60, known=Known(),
+            price=Price(4.0), slo=None,
+        ) as pool:  # fmt: skip
+            state = State(pool, None)
+            state.look()
+            state.look()
+        text = render(state.now, whole=state.whole)
+        assert "ridgeline_replica_output_tokens_per_second" in text
+        assert ("ridgeline_pool_output_tokens_per_second" in text) is sums
+        assert capsys.readouterr().err.count("store 7 is not there") == (not sums)
 
 
 def test_no_odd_answer_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,12 +112,10 @@ def watch(
         stack.enter_context(pool)
         state = State(pool, record, tuned)
         stack.callback(state.close)
-        for words in getattr(pool, "said", ()):
-            say(f"{prometheus}: {words}")
         if serve is not None:
             from ridgeline.diagnosis.exporter import Exporter, render  # noqa: PLC0415
 
-            exporter = Exporter(serve, lambda: render(state.now))
+            exporter = Exporter(serve, lambda: render(state.now, whole=state.whole))
             stack.callback(exporter.close)
             say(f"serving http://127.0.0.1:{exporter.port}/metrics")
         _loop(state, interval, seconds)

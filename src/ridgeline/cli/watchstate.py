@@ -37,12 +37,22 @@ class State:
         self._kept = float("-inf")
         self._clock = time.time() - time.monotonic()  # one that nobody sets
         self._folders: dict[str, Path] = {}
+        self._said: set[str] = set()
         self._failing = False
         self.now: list[Now] = pool.now()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all replicas are among the figures, as far as is known."""
+        return not getattr(self._pool, "partial", False)
 
     def look(self) -> None:
         """Work the figures out anew, and keep them where that is asked for."""
         self.now = [self._held_against(row) for row in self._pool.now()]
+        for words in getattr(self._pool, "said", ()):
+            if words not in self._said:
+                self._said.add(words)
+                say(f"Prometheus: {words}")
         if self._record is not None:
             self._try_to_keep(self._record)
 

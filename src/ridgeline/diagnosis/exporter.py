@@ -58,15 +58,15 @@ def _last(now: Now, name: str) -> float | None:
     return None if level is None else float(level.last)
 
 
-def render(replicas: Sequence[Now]) -> str:
-    """The page in Prometheus's text format."""
+def render(replicas: Sequence[Now], *, whole: bool = True) -> str:
+    """The page in Prometheus's text format. whole: all replicas are there; else no sums are."""
     lines: list[str] = []
     sums: dict[str, float] = {}
     for name, (text, value) in _GAUGES.items():
         told = [(n, v) for n in replicas if (v := value(n)) is not None]
         rows = [(_labels(replica=n.name), v) for n, v in told]
         lines += _family(_PREFIX + name, text, rows)
-        if told and name in _SUMS:
+        if told and name in _SUMS and whole:
             sums[name] = sum(v for _, v in told)
     for name, (text, field) in _QUANTILES.items():
         for share in _SHARES:

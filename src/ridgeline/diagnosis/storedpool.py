@@ -59,6 +59,11 @@ class StoredPool:
         return self._last()[0].said
 
     @property
+    def partial(self) -> bool:
+        """Whether Prometheus warned that its last answer is a part: sums would be too small."""
+        return self._last()[0].partial
+
+    @property
     def replicas(self) -> list[StoredReplica]:
         """The targets of the last look."""
         seen, _, _ = self._last()
