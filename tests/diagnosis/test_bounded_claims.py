@@ -19,8 +19,8 @@ from diagnosis_pages import (
     words,
 )  # fmt: skip
 
+from ridgeline.diagnosis.asking import with_gains
 from ridgeline.diagnosis.evidence import Evidence, Known
-from ridgeline.diagnosis.gain import with_gains
 from ridgeline.diagnosis.known import router_signs, with_configuration
 from ridgeline.diagnosis.live import Price, figures
 from ridgeline.diagnosis.ranking import diagnose

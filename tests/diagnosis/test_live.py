@@ -18,7 +18,7 @@ from rich.console import Console
 
 from ridgeline.cli.doctor import known_from
 from ridgeline.cli.main import run as ridgeline
-from ridgeline.cli.watchpage import line, table
+from ridgeline.cli.watchpage import line, view
 from ridgeline.cli.watchstate import State
 from ridgeline.cli.winneroption import tuned_from
 from ridgeline.diagnosis.exporter import Exporter, names, render, rules, write_rules
@@ -239,7 +239,7 @@ def test_gpu_truth_stands_beside_nvidia_smis_utilisation(
         with pool:
             time.sleep(1.5)
             target = Console(width=200, record=True)
-            target.print(table(pool.now()))
+            target.print(view(pool.now(), 200))
     shown = target.export_text()
     for word in ("util", "SM", "MBU", "MFU", "$/Mtok", "43%", "100%", "the slots are full"):
         assert word in shown
@@ -254,7 +254,7 @@ def test_columns_without_a_figure_are_left_out(pages: list[str]) -> None:
     with served(_playing(pages, 0.3)) as url, Pool([parse_address(url)], {}, period_s=0.3) as pool:
         time.sleep(1.0)
         target = Console(width=200, record=True)
-        target.print(table(pool.now()))
+        target.print(view(pool.now(), 200))
     shown = target.export_text()
     assert "MBU" not in shown
     assert "TTFT p95" in shown

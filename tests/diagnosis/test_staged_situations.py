@@ -2,7 +2,7 @@
 
 import pytest
 
-from ridgeline.diagnosis.gain import with_gains
+from ridgeline.diagnosis.asking import with_gains
 from ridgeline.diagnosis.ranking import diagnose
 from support.situations import HEALTHY, SITUATIONS, TUNED, Situation
 from support.staging import load, serving, stage
@@ -41,7 +41,8 @@ def test_a_gain_has_a_band_and_a_twin_that_does_not_agree_is_not_asked() -> None
     staged = _named("8 slots on an A100, a rate that is too high").make(3)
     (first, *_) = with_gains(staged.evidence(), diagnose(staged.evidence()))
     (gain,) = first.tries[0].gain
-    assert gain.metric == "output_tokens_per_s"
+    assert gain.metric == "rate_carried"
+    assert "requests/s arrive and" in first.tries[0].expect
     assert 1.5 < gain.low < gain.ratio < gain.high < 10
     assert gain.better
     # an API server 40 times as slow is nothing that the twin knows of

@@ -131,7 +131,7 @@ def doctor(
     evidence = replace(evidence, router=_router(log or []))
     findings = diagnose(evidence)
     if gains and any(f.kind in ("limit", "fault") for f in findings):
-        from ridgeline.diagnosis.gain import with_gains  # noqa: PLC0415
+        from ridgeline.diagnosis.asking import with_gains  # noqa: PLC0415
 
         known_both = known.configuration is not None
         with (
@@ -145,9 +145,9 @@ def doctor(
             findings = with_pools(evidence, findings)
     if tuned is not None:
         findings = (*findings, *_drift(evidence, tuned, gains=gains))
-    body = {
+    body: dict[str, Any] = {
         "schema": 1,
-        "source": "measured",
+        "source": "twin" if evidence.twin else "measured",
         "server": evidence.server,
         "span_s": round(evidence.span_s, 3),
         "readings": evidence.scrapes,

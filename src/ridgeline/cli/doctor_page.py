@@ -15,7 +15,8 @@ _ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM", "llama
 _KINDS = {"fault": ("FAULT", "bold red"), "limit": ("LIMIT", "bold yellow"),
           "fine": ("FINE", "bold green"), "note": ("note", "dim")}  # fmt: skip
 _METRICS = {
-    "output_tokens_per_s": "output tokens/s", "itl_mean_s": "mean time between tokens",
+    "output_tokens_per_s": "output tokens/s", "rate_carried": "requests/s that can be carried",
+    "itl_mean_s": "mean time between tokens",
     "ttft_p95_s[urgent]": "p95 TTFT of the short requests",
     "e2e_mean_s[batch]": "mean time of the long requests",
     "itl_p99_s": "p99 time between tokens", "ttft_p50_s": "median TTFT", "ttft_p95_s": "p95 TTFT",
@@ -34,6 +35,12 @@ def page(
     if any(t.gain for f in findings for t in f.tries):
         shown.append(Text("Gains are predictions of the digital twin, not measurements; in brackets"
                           " where they are expected nine times of ten.", "dim"))  # fmt: skip
+    if evidence.known.workload is None and any(
+        g.metric == "output_tokens_per_s" for f in findings for t in f.tries for g in t.gain
+    ):
+        shown.append(Text("Of tokens/s: with as many requests in flight as now. Where arrivals come"
+                          " at a fixed rate no more tokens come out: the gain is in latency, or in"
+                          " the rate that can be carried.", "dim"))  # fmt: skip
     return shown
 
 
@@ -44,7 +51,8 @@ def _head(e: Evidence, of: Sequence[str]) -> Iterable[str]:
         f"{e.scrapes} reading{'s' if e.scrapes != 1 else ''}, no rates known")  # fmt: skip
     where = of[0] if len(of) == 1 else f"{of[0]} and {len(of) - 1} more"
     engines = "" if e.replicas == 1 else f", {e.replicas} engine cores"
-    yield f"{where}: {engine}{version}{engines}; {span}"
+    what = f"TWIN: a digital twin (`ridgeline twin`) that answers as {engine}" if e.twin else engine
+    yield f"{where}: {what}{version}{engines}; {span}"
     rate, made = e.per_s(e.requests), e.per_s(e.generation_tokens)
     if rate is not None and made is not None:
         yield f"{rate:.3g} requests/s and {counted(made)} output tokens/s"

@@ -3,16 +3,19 @@
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ridgeline.cli import sourceoptions
 from ridgeline.cli.output import console, ensure_folder_target, say
 from ridgeline.cli.sourceoptions import check_prometheus_options
-from ridgeline.cli.watchpage import first_said, line, table
+from ridgeline.cli.watchpage import first_said, line, view
 from ridgeline.cli.watchstate import State
 from ridgeline.domain.errors import BadInput
+
+if TYPE_CHECKING:
+    from ridgeline.diagnosis.live import Price
 
 
 def watch(
@@ -42,7 +45,10 @@ def watch(
     winner: sourceoptions.Winner = None,
     model: Annotated[str | None, typer.Option(metavar="M", help="The model served.")] = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="The GPU.")] = None,
-    gpus: Annotated[int, typer.Option(metavar="N", min=1, help="GPUs of one replica.")] = 1,
+    gpus: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="GPUs of one replica [by its engine cores]."),
+    ] = None,
     price_per_gpu_hour: Annotated[
         float | None, typer.Option(metavar="USD", min=0, help="For cost and waste.")
     ] = None,
@@ -118,11 +124,11 @@ def watch(
             exporter = Exporter(serve, lambda: render(state.now, whole=state.whole))
             stack.callback(exporter.close)
             say(f"serving http://127.0.0.1:{exporter.port}/metrics")
-        _loop(state, interval, seconds)
+        _loop(state, interval, seconds, price)
     return 0
 
 
-def _loop(state: State, interval: float, seconds: float | None) -> None:
+def _loop(state: State, interval: float, seconds: float | None, price: "Price") -> None:
     target = console()
     end = float("inf") if seconds is None else time.monotonic() + seconds
     if target.is_terminal:
@@ -132,12 +138,17 @@ def _loop(state: State, interval: float, seconds: float | None) -> None:
             while (left := end - time.monotonic()) > 0:
                 time.sleep(min(interval, left))
                 state.look()
-                live.update(table(state.now), refresh=True)
+                live.update(view(state.now, target.width, price), refresh=True)
         return
     told: dict[str, str] = {}
+    priced = price.per_gpu_hour is None
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(interval, left))
         state.look()
+        first_page = next((r.evidence for r in state.now if r.evidence is not None), None)
+        if not priced and first_page is not None:
+            say(f"priced at {price.per_gpu_hour:g} USD per GPU and hour: {price.said(first_page)}")
+            priced = True
         for row in state.now:  # where nobody looks: what has changed
             first = first_said(row)
             if told.get(row.name) != first:

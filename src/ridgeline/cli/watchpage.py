@@ -5,19 +5,22 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.domain.numerals import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from rich.console import Group
     from rich.table import Table
 
     from ridgeline.diagnosis.finding import Finding
-    from ridgeline.diagnosis.live import Now
+    from ridgeline.diagnosis.live import Now, Price
 
 MANY = 24  # replicas, from which on the view shows only the worst of them
+GAP = 2  # columns between two
 
 
 def line(row: "Now") -> str:
     """One replica in one line: what is found, and its throughput."""
-    return f"{row.name}: {_says(row)} | {_tokens(row)} output tokens/s"
+    twin = "TWIN " if row.evidence is not None and row.evidence.twin else ""
+    return f"{twin}{row.name}: {_says(row)} | {_tokens(row)} output tokens/s"
 
 
 def first_said(row: "Now") -> str:
@@ -50,20 +53,65 @@ def _tokens(row: "Now") -> str:
     return "-" if row.output_tokens_per_s is None else f"{counted(row.output_tokens_per_s)}"
 
 
-def table(rows: "list[Now]") -> "Table":
-    """All replicas, or the worst MANY of them. Columns without any figure are left out.
+def view(rows: "list[Now]", width: int, price: "Price | None" = None) -> "Group":
+    """All replicas, or the worst MANY of them: a table of their figures, what is found of each on
+    lines of its own, and what the figures rest on.
 
-    SM and util: the hardware's share of active SMs, and what nvidia-smi calls utilisation (that a
-    kernel ran). MBU, MFU: by the roofline, not measured.
+    Columns without any figure are left out, and of the others the less important ones where `width`
+    columns do not hold them. SM and util: the hardware's share of active SMs, and what nvidia-smi
+    calls utilisation (that a kernel ran). MBU, MFU: by the roofline, not measured.
     """
-    from rich.table import Table  # noqa: PLC0415
+    from rich.console import Group  # noqa: PLC0415
+    from rich.padding import Padding  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
     shown = rows if len(rows) <= MANY else sorted(rows, key=_badness)[:MANY]
-    columns = {name: [of(row) for row in shown] for name, of in _COLUMNS.items()}
+    names = _names(shown, width)
+    found: list[Any] = [_table(shown, names, width, f"{sum(r.up for r in rows)} of {len(rows)}"
+                                                    " replicas answer")]  # fmt: skip
+    for row, name in zip(shown, names, strict=True):
+        found.append(Text.assemble((name, "bold"), f"  {_says(row)}"))
+    found += [Padding(Text(words, "dim"), (0, 0)) for words in _rests_on(shown, price)]
+    return Group(*found)
+
+
+def _rests_on(rows: "list[Now]", price: "Price | None") -> "Iterable[str]":
+    twins = sum(r.evidence is not None and r.evidence.twin for r in rows)
+    if twins:
+        yield (
+            f"TWIN: {twins} of {len(rows)} are digital twins (`ridgeline twin`), no real engines"
+        )
+    if price is not None and price.per_gpu_hour is not None:
+        said = dict.fromkeys(price.said(r.evidence) for r in rows if r.evidence is not None)
+        wasted = [r.waste_usd_per_hour for r in rows if r.waste_usd_per_hour is not None]
+        if said:
+            yield f"priced at {price.per_gpu_hour:g} USD per GPU and hour: {'; '.join(said)}"
+        if wasted:
+            yield f"idle time costs {sum(wasted):.3g} USD an hour"
+
+
+def _names(rows: "list[Now]", width: int) -> list[str]:
+    """Names without the scheme; long ones lose their beginning: the port tells them apart."""
+    most = max(12, width // 4)
+    bare = [row.name.removeprefix("http://").removeprefix("https://") for row in rows]
+    return [name if len(name) <= most else "…" + name[-(most - 1) :] for name in bare]
+
+
+def _table(rows: "list[Now]", names: list[str], width: int, title: str) -> "Table":
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    columns = {name: [of(row) for row in rows] for name, of in _COLUMNS.items()}
     kept = {n: c for n, c in columns.items() if n not in _OPTIONAL or any(v != "-" for v in c)}
-    found = Table(title=f"{sum(r.up for r in rows)} of {len(rows)} replicas answer", expand=True)
+    kept = {"replica": names, **kept}
+    for name in _FIRST_TO_GO:
+        if sum(max(map(len, (n, *c))) + GAP for n, c in kept.items()) <= width:
+            break
+        kept.pop(name, None)
+    found = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0),
+                  pad_edge=False)  # fmt: skip
     for name in kept:
-        found.add_column(name, overflow="ellipsis", no_wrap=name != "finding")
+        found.add_column(name, no_wrap=True, justify="left" if name == "replica" else "right")
     for cells in zip(*kept.values(), strict=True):
         found.add_row(*cells)
     return found
@@ -85,7 +133,6 @@ def _share(row: "Now", name: str) -> str:
 
 
 _COLUMNS: "dict[str, Callable[[Now], str]]" = {
-    "replica": lambda r: r.name.removeprefix("http://"),
     "tok/s": _tokens,
     "run": lambda r: _of(r.evidence, "running"),
     "wait": lambda r: _of(r.evidence, "waiting"),
@@ -99,9 +146,9 @@ _COLUMNS: "dict[str, Callable[[Now], str]]" = {
     "util": lambda r: _share(r, "utilisation"),
     "SM": lambda r: _share(r, "sm_active"),
     "$/Mtok": _usd,
-    "finding": _says,
 }
 _OPTIONAL = ("MBU", "MFU", "bound", "util", "SM", "$/Mtok")
+_FIRST_TO_GO = ("hit", "bound", "MFU", "util", "KV", "MBU", "SM", "ITL p95", "$/Mtok", "run")
 
 
 def _badness(row: "Now") -> tuple[int, float]:

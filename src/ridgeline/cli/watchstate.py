@@ -160,10 +160,12 @@ def as_json(row: "Now") -> dict[str, Any]:
         "output_tokens_per_s": row.output_tokens_per_s, "requests_per_s": row.requests_per_s,
         "preemptions_per_s": row.preemptions_per_s, "ttft_s": dict(row.ttft_s),
         "itl_s": dict(row.itl_s), "idle": row.idle, "share_of_bound": row.share_of_bound,
-        "mbu": row.mbu, "mfu": row.mfu, "usd_per_hour": row.usd_per_hour,
+        "mbu": row.mbu, "mfu": row.mfu, "usd_per_hour": row.usd_per_hour, "gpus": row.gpus,
         "waste_usd_per_hour": row.waste_usd_per_hour,
         "usd_per_million_output_tokens": row.usd_per_million_output_tokens, **gpu,
         "attainment": row.attainment,
         "findings": [f.id for f in row.findings if f.kind != "note" or f.id == "drift"],
     }  # fmt: skip
+    if e is not None and e.twin:
+        found["source"] = "twin"
     return {k: v for k, v in found.items() if v is not None}

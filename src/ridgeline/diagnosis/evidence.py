@@ -108,7 +108,7 @@ class Known:
     """What is known of the configuration, and from where (`sources`: field -> words).
 
     kv_tokens: of one engine's pool. capture: the largest captured batch, 0 without graphs.
-    priorities: requests carry some (from a study's classes).
+    priorities: the plan's classes declare some; no page tells whether requests carry them.
     """
 
     configuration: Configuration | None = None
@@ -207,7 +207,7 @@ class Evidence:
     dropped what would tell. host_idle: of the host's CPU.
     rates_known: two readings or more, at known times. aliases: present name -> older one found.
     transferred: bytes that KV connectors brought. cores: role -> CPU cores taken.
-    probes: of several servers one each, of those that were asked.
+    probes: of several servers one each, of those that were asked. twin: some page is a twin's.
     """
 
     server: str | None
@@ -255,6 +255,7 @@ class Evidence:
     router: RouterSigns | None = None
     probe: ProbeResult | None = None
     probes: tuple[ProbeResult, ...] = ()
+    twin: bool = False
 
     def probe_of(self, engine: EngineLevels) -> ProbeResult | None:
         """What was asked of the server that the engine is behind."""

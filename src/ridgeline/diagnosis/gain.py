@@ -5,7 +5,7 @@ number of requests in flight, what the prefix cache finds. The twin's constants 
 uncertain as they are said to be, so a gain has a band.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from math import exp, hypot, log, sqrt
 from typing import Any
@@ -44,32 +44,19 @@ AGREES = 1.4  # factor within which the twin must show what the server does, to 
 TTFT_AGREES = 2.5  # the server tells it by buckets, and a queue's length is its history
 LEAST_S, MOST_S = 5.0, 20.0  # of the simulated window
 MOST_USERS = 2048
-FINDINGS, TRIES = 2, 4  # of so many findings, so many changes are asked about
+SIDE_BY_SIDE = 4  # engines
 SPREAD_ONE_KIND = 0.6  # a standard deviation above this share of the mean: several kinds
-
-
-def with_gains(e: Evidence, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings with gains in the changes of the first ones, or why there are none."""
-    asked = 0
-    done = []
-    for finding in findings:
-        found = finding
-        if finding.kind in ("limit", "fault") and asked < FINDINGS:
-            asked += 1
-            tries = [with_gain(e, finding, change) for change in finding.tries[:TRIES]]
-            found = replace(finding, tries=(*tries, *finding.tries[TRIES:]))
-        done.append(found)
-    return tuple(done)
 
 
 def with_gain(
     e: Evidence, finding: Finding, change: Try, *, asked: Collection[str] = (),
-    other: Configuration | None = None,
+    other: Configuration | None = None, load: Workload | None = None,
 ) -> Try:  # fmt: skip
     """One change with what the twin says of it.
 
     asked: figures such as "ttft_p95_s", all of one pair; else the one that the change is about.
-    other: a whole configuration that takes the place of the present one with the change.
+    other: a whole configuration that takes the place of the present one with the change. load: the
+    traffic, else `workload_of` what was seen.
     """
     if change.change is None:
         return change
@@ -77,7 +64,7 @@ def with_gain(
     if e.known.configuration is None or account.gpu is None:
         return replace(change, why_no_gain="model and GPU are not known: give --study, or --model"
                        " and --gpu")  # fmt: skip
-    load = workload_of(e)
+    load = workload_of(e) if load is None else load
     if load is None:
         return replace(change, why_no_gain="the page does not tell the requests' lengths")
     try:
@@ -154,7 +141,7 @@ def _gains(
         else twin_of(other, constants)
     )  # fmt: skip
     ranks = before.knobs.data_parallel
-    if ranks > 1 and before.knobs.api_servers == ranks:
+    if ranks > 1 and before.knobs.api_servers == ranks and not together(ranks, load):
         before, after = _alone(before), _alone(after)
         alone = replace(load, arrivals=load.arrivals.scaled(1 / ranks))
         paired = paired_ratios(before, after, alone, doubt_of(base))
@@ -207,16 +194,24 @@ def _acceptance(e: Evidence) -> float | None:
     return low
 
 
+def together(ranks: int, load: Workload) -> bool:
+    """Whether engines are simulated side by side: at a rate a queue hangs on who gets the next one,
+    and of many engines the share of one must do.
+    """
+    return ranks <= SIDE_BY_SIDE and not load.arrivals.closed_loop
+
+
 def _alone(twin: Twin) -> Twin:
     return replace(twin, knobs=replace(twin.knobs, data_parallel=1, api_servers=1))
 
 
 def as_it_is(e: Evidence, configuration: Configuration, finding: Finding) -> Configuration:
-    """The configuration with what was seen: the KV pool's true size, a ceiling that was inferred.
+    """The configuration with what was seen: as many engines as there are cores, the KV pool's true
+    size, a ceiling that was inferred.
 
     The pool is told in bytes, so that a change of its type changes the tokens in it.
     """
-    knobs = _by_the_log(e, configuration.knobs)
+    knobs = _as_many_engines(e, _by_the_log(e, configuration.knobs))
     if e.known.max_num_seqs is None:
         seen = next((f.value for f in finding.evidence if f.name == "max_num_seqs"), None)
         if isinstance(seen, float):
@@ -233,6 +228,21 @@ def as_it_is(e: Evidence, configuration: Configuration, finding: Finding) -> Con
     size = int(blocks * twin.memory.block_bytes)
     pinned = replace(knobs, num_gpu_blocks_override=None, kv_cache_memory_bytes=size)
     return replace(found, knobs=pinned)
+
+
+def _as_many_engines(e: Evidence, knobs: Knobs) -> Knobs:
+    """The knobs for all engine cores that were seen, whose load together is the traffic.
+
+    Servers of one engine each have an API server each.
+    """
+    seen = len(e.engines)
+    if seen in (0, knobs.data_parallel_size or 1):
+        return knobs
+    targets = {g.name.partition("/")[0] for g in e.engines if "/" in g.name}
+    fronts = None if len(targets) == seen else knobs.api_server_count
+    if (fronts or 0) > seen:
+        fronts = None
+    return replace(knobs, data_parallel_size=seen, api_server_count=fronts)
 
 
 def _by_the_log(e: Evidence, knobs: Knobs) -> Knobs:

@@ -77,7 +77,7 @@ def gather(
         mixed=reading.mixed, aliases=renamed(raw[-1]),
         several_fronts=server == "vllm" and not stored and _shared(raw[-1]),
         fronts_untold=server == "vllm" and stored and _shared(raw[-1]),
-        gpus=gpus_of(gpu_pages), gpu_page=bool(gpu_pages),
+        gpus=gpus_of(gpu_pages), gpu_page=bool(gpu_pages), twin=bool(raw[-1].series(TWIN)),
     )  # fmt: skip
     if len(pages) < 2 or reading.mixed:
         return evidence
@@ -130,12 +130,13 @@ LITTLE = (f"{QUEUE}_count", f"{QUEUE}_sum", *(f"{name}_sum" for name in STAGES))
 _LORA = "vllm:lora_requests_info"
 _CPU = "process_cpu_seconds_total"
 HTTP = "http_requests_total"
+TWIN = "ridgeline_twin_send_lateness_seconds_count"  # that `ridgeline twin` answers
 
 
 # All that is read of a page, as beginnings of wire names: for readers that skip the rest.
 WANTED = (
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
-    "vllm:cache_config", _LORA, _DONE, _SOURCES, *_TRANSFERRED, _CPU, STARTED, HTTP,
+    "vllm:cache_config", _LORA, _DONE, _SOURCES, *_TRANSFERRED, _CPU, STARTED, HTTP, TWIN,
     *_COUNTS.values(), *_HISTOGRAMS.values(),
     *(old for olds in OLD_NAMES.values() for old in olds),
     *(prefix for prefix in PREFIXES if prefix != "vllm:"),

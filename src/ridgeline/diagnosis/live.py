@@ -34,15 +34,43 @@ _GPU_READER = QuickReader(GPU_FIELDS)
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What is paid: USD per GPU and hour, and the GPUs of one replica."""
+    """What is paid: USD per GPU and hour; gpus: of one replica (None: not said by the user)."""
 
     per_gpu_hour: float | None = None
-    gpus: int = 1
+    gpus: int | None = None
 
-    @property
-    def per_hour(self) -> float | None:
+    def gpus_of(self, e: Evidence) -> int:
+        """The GPUs of a replica: as the user says, else as many engine cores as its page shows,
+        each with as many GPUs as the configuration gives one (where none is known: one).
+        """
+        if self.gpus is not None:
+            return self.gpus
+        found = e.known.configuration
+        if found is None:
+            return e.replicas
+        knobs = found.knobs
+        return e.replicas * (knobs.gpus // (knobs.data_parallel_size or 1))
+
+    def per_hour(self, e: Evidence) -> float | None:
         """USD per hour of a replica."""
-        return None if self.per_gpu_hour is None else self.per_gpu_hour * self.gpus
+        return None if self.per_gpu_hour is None else self.per_gpu_hour * self.gpus_of(e)
+
+    def said(self, e: Evidence) -> str:
+        """Which GPUs are paid for, and how that is known."""
+        count, seen = self.gpus_of(e), e.replicas
+        found = e.known.configuration
+        cores = f"{seen} engine core{'' if seen == 1 else 's'} seen"
+        own = None if found is None else found.knobs.gpus
+        if self.gpus is None:
+            each = 1 if found is None else count // seen
+            why = f"{cores}, {each} each" if found is not None else f"{cores}, one each is taken"
+            if own is not None and own != count:
+                why += f"; the study's configuration has {own}"
+        else:
+            why = f"as --gpus says; {cores}"
+            if own is not None and own != count:
+                why += f", the study's configuration has {own}"
+        return f"{count} GPU{'' if count == 1 else 's'} a replica ({why})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +79,8 @@ class Now:
 
     silent_s: since its page was last read; `trouble`: why it was not. Latencies in s by "p50",
     "p95". mbu, mfu: share of the GPU's bytes and FLOPs that were used (on the roofline, not
-    measured); waste_usd_per_hour: what the idle time costs, of usd_per_hour. attainment: least
-    share of the requests inside the TTFT limit.
+    measured); waste_usd_per_hour: what the idle time costs, of usd_per_hour, which is for `gpus`.
+    attainment: least share of the requests inside the TTFT limit.
     """
 
     name: str
@@ -71,6 +99,7 @@ class Now:
     mbu: float | None = None
     mfu: float | None = None
     usd_per_hour: float | None = None
+    gpus: int | None = None
     waste_usd_per_hour: float | None = None
     usd_per_million_output_tokens: float | None = None
     attainment: float | None = None
@@ -259,7 +288,7 @@ def figures(
     made, busy, floor, step = (
         e.per_s(e.generation_tokens), account.busy, account.floor, e.step_s
     )  # fmt: skip
-    hourly = price.per_hour
+    hourly = price.per_hour(e)
     used = (busy or 0.0) / step if step else None
     ttft = e.histograms.ttft
     inside = None
@@ -273,7 +302,7 @@ def figures(
         idle=None if busy is None else 1 - busy, share_of_bound=account.share_of_bound,
         mbu=None if floor is None or used is None else floor.memory_s * used,
         mfu=None if floor is None or used is None else floor.compute_s * used,
-        usd_per_hour=hourly,
+        usd_per_hour=hourly, gpus=None if hourly is None else price.gpus_of(e),
         waste_usd_per_hour=None if hourly is None or busy is None else hourly * (1 - busy),
         usd_per_million_output_tokens=(
             hourly / (made * 3600) * 1e6 if hourly is not None and made else None

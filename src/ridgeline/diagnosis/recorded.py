@@ -146,6 +146,11 @@ def _timed(lines: Sequence[dict[str, Any]]) -> list[tuple[float, dict[str, Any]]
     return found
 
 
+def twins(folder: Path) -> bool:
+    """Whether some of the pages were a digital twin's. Raises StoreError."""
+    return any(line.get("source") == "twin" for line in _lines(folder))
+
+
 def damaged(folder: Path) -> int:
     """How many lines of the figures cannot be read. Raises StoreError."""
     return _read(folder)[1]

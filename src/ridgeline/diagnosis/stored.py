@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from ridgeline.diagnosis.gathering import HTTP, Snapshot
+from ridgeline.diagnosis.gathering import HTTP, TWIN, Snapshot
 from ridgeline.diagnosis.saved import label_masked
 from ridgeline.diagnosis.storedauth import Credentials
 from ridgeline.diagnosis.targets import ADDED, ENGINE, Target, host_of, samples, split
@@ -24,7 +24,8 @@ LOOK_BACK_S = 300.0  # twenty readings at the usual 15 s
 TIMEOUT_S = 30.0
 MOST_BYTES = 128 << 20
 DENIED = (401, 403)
-_BESIDE = ("process_cpu_seconds_total", "process_start_time_seconds", "python_info", HTTP, "up")
+_BESIDE = ("process_cpu_seconds_total", "process_start_time_seconds", "python_info", HTTP,
+           TWIN, "up")  # fmt: skip
 MOST_SAID = 200  # characters of a warning
 _SELECTOR = re.compile(r"^\{(.*)\}$", re.DOTALL)
 

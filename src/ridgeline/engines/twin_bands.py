@@ -78,7 +78,7 @@ def prediction_errors(
     """
     load = _short(workload, _half_octave(stay_s))
     if len(served.twins) == 1:
-        one, load = _one_replica(served.twins[0], load)
+        one, load = one_replica(served.twins[0], load)
         served = replace(served, twins=(one,))
     known = [(t.shape, t.gpu, t.knobs, t.constants) for t in served.twins]
     key = repr((known, served.pool_of, doubt, load))
@@ -127,7 +127,8 @@ def _short(load: Workload, stay_s: float) -> Workload:
     )
 
 
-def _one_replica(twin: Twin, load: Workload) -> tuple[Twin, Workload]:
+def one_replica(twin: Twin, load: Workload) -> tuple[Twin, Workload]:
+    """One engine with its share of the load, where each has an API server of its own."""
     copies = twin.knobs.data_parallel
     if copies == 1 or twin.knobs.api_servers != copies:
         return twin, load

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.diagnosis.recorded import Recorded, damaged, summaries
+from ridgeline.diagnosis.recorded import Recorded, damaged, summaries, twins
 from ridgeline.domain.numerals import counted
 
 FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -21,6 +21,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "mfu": ("MFU", lambda v: f"{v:.0%}"),
     "utilisation": ("util", lambda v: f"{v:.0%}"),
     "sm_active": ("SM", lambda v: f"{v:.0%}"),
+    "gpus": ("GPUs", lambda v: f"{v:g}"),
     "usd_per_million_output_tokens": ("$/Mtok", lambda v: f"{v:.3g}"),
 }
 
@@ -38,8 +39,13 @@ def watched_console(folder: Path) -> RenderableType:
     found = [Text(f"{row.name}: {findings_words(row)}") for row in rows]
     note = ("Means over the looks (of a p95: of the p95 of half a minute each). All readings:"
             " telemetry.parquet; the pages: `ridgeline doctor --from` the folder.")  # fmt: skip
+    if twins(folder):
+        note = f"TWIN: {TWIN_WORDS}. {note}"
     lost = lost_words(damaged(folder))
     return Group(table, *found, *([Text(lost)] if lost else []), Text(note, "dim"))
+
+
+TWIN_WORDS = "read from pages of a digital twin (`ridgeline twin`), no real engine's"
 
 
 def lost_words(lines: int) -> str:

@@ -7,12 +7,21 @@ from pathlib import Path
 from markupsafe import Markup
 
 from ridgeline import __version__
-from ridgeline.diagnosis.recorded import DOWN, NONE, Stretch, damaged, series, stretches, summaries
+from ridgeline.diagnosis.recorded import (
+    DOWN,
+    NONE,
+    Stretch,
+    damaged,
+    series,
+    stretches,
+    summaries,
+    twins,
+)
 from ridgeline.domain.errors import StoreError
 from ridgeline.domain.numerals import counted, significant
 from ridgeline.report.charts.base import Chart, DataTable, Json, View, axis, note, safe
 from ridgeline.report.html import asset, plotly_bundle, script_text
-from ridgeline.report.watched import FIGURES, findings_words, lost_words
+from ridgeline.report.watched import FIGURES, TWIN_WORDS, findings_words, lost_words
 
 MOST_POINTS = 1200  # of a line: more than a screen has columns
 MOST_LINES = 12  # replicas that one picture shows
@@ -58,6 +67,7 @@ def render(folder: Path) -> str:
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return environment.get_template("watched.html.j2").render(
+        badge=_badge(folder),
         name=folder.resolve().name, version=__version__, seconds=counted(seconds), charts=charts,
         answer=" ".join(filter(None, (_answer(spans, len(rows)), lost_words(damaged(folder))))),
         head=("replica", "answered", *(FIGURES[m][0] for m in shown), "what came first"),
@@ -73,6 +83,13 @@ def render(folder: Path) -> str:
         plotly=Markup(plotly_bundle()),  # noqa: S704 - vendored file
         payload=_payload(charts),
     )  # fmt: skip
+
+
+def _badge(folder: Path) -> tuple[str, str, str]:
+    """(class, word, what it means)."""
+    if twins(folder):
+        return "twin", "TWIN", TWIN_WORDS
+    return "measured", "MEASURED", "read from the servers' own metrics"
 
 
 def _payload(charts: Sequence[Chart]) -> Markup:

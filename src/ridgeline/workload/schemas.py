@@ -97,7 +97,7 @@ def _diagnosis() -> dict[str, Any]:
     )  # fmt: skip
     body = _closed(
         {
-            "schema": {"const": 1}, "source": {"const": "measured"},
+            "schema": {"const": 1}, "source": {"enum": ["measured", "twin"]},
             "server": {"type": ["string", "null"]}, "span_s": _NUMBER,
             "readings": {"type": "integer"}, "findings": {"type": "array", "items": finding},
         }

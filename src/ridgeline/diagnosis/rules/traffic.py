@@ -75,16 +75,23 @@ def priority(e: Evidence) -> Iterable[Finding]:
     elif e.known.priorities and policy in (None, "fcfs"):
         told = policy is not None
         yield Finding(
-            "priority", "requests carry priorities, and fcfs ignores priority"
+            "priority", f"{_declared(e)} priorities, and fcfs ignores priority"
             + ("" if told else ": the policy is not known, and fcfs is vLLM's default"),
-            "fault" if told and Account(e).queue_share else "note", 0.5 if told else 0.0,
-            "scheduling policy" if told else "",
+            "note", 0.0, "",
             (Fact("scheduling_policy", policy or "unknown", f"scheduling_policy"
-                  f" {policy or 'not known'}"), *queue_facts(e)), "high" if told else "low",
+                  f" {policy or 'not known'}"),
+             Fact("priorities", None, "whether requests carry them is not on the server's page"),
+             *queue_facts(e)), "medium" if told else "low",
             (Try("scheduling_policy", "priority", {"scheduling_policy": "priority"},
-                 metric="ttft_p50_s"),),
+                 metric="ttft_p50_s",
+                 why_no_gain="what it gives each class: `ridgeline plan` with the study file"),),
             (Wont("other priority values", "they are not read, and no error says so"),),
         )  # fmt: skip
+
+
+def _declared(e: Evidence) -> str:
+    """Who says that there are priorities: no metric of a server does."""
+    return f"{e.known.sources.get('priorities', 'the study file')}'s classes declare"
 
 
 def requests_fail(e: Evidence) -> Iterable[Finding]:
