@@ -1,6 +1,7 @@
 """`ridgeline serve`: run a configuration on this host, watched, behind one URL."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ from ridgeline.cli.output import say
 from ridgeline.domain.errors import BadInput, RunFailed
 
 if TYPE_CHECKING:
-    from ridgeline.cli.servestate import Request
+    from ridgeline.cli.serveapply import Request
     from ridgeline.domain.knobs import Configuration, Router
     from ridgeline.engines.started import Dialect
     from ridgeline.serving.pool import PoolSpec
@@ -110,25 +111,23 @@ def serve(
     A dead or hung replica is taken out and started again. SIGHUP (or --apply) changes to what the
     file then says, one replica at a time. Ctrl-C lets running requests end, a second one does not.
     """
-    from ridgeline.cli import servestate  # noqa: PLC0415
+    from ridgeline.cli import serveapply, servestate  # noqa: PLC0415
     from ridgeline.serving.keys import check_host, is_loopback, key_of  # noqa: PLC0415
     from ridgeline.serving.pool import Settings  # noqa: PLC0415
     from ridgeline.serving.pulse import Limits  # noqa: PLC0415
     from ridgeline.serving.supervisor import Policy  # noqa: PLC0415
 
-    asked = servestate.Request(file, experiment, engine)
+    asked = serveapply.Request(file, experiment, engine)
     folder = state or Path("runs") / "serve" / _study_name(file)
     if apply:
-        return servestate.hand_over(asked, folder)
+        return serveapply.hand_over(asked, folder)
     key = key_of(api_key_env, api_key_file)
     check_host(host, key, allow_no_key=allow_no_key)
     if router_url is not None and router is not None:
         raise BadInput("give one of --router and --router-url", where="--router-url")
 
-    def specs(request: "Request") -> "list[PoolSpec]":
-        return pools_of(request, host=host, port=port, router=router, router_url=router_url)
-
-    wanted = specs(asked)
+    first = Before(host, port, router, router_url)
+    wanted = pools_of(asked, first, lambda line: say(f"note: {line}"))
     ours = any(spec.router is not None for spec in wanted)
     if ours and not is_loopback(host) and not allow_open_router:
         raise BadInput(
@@ -138,12 +137,14 @@ def serve(
             " --allow-open-router",
         )  # fmt: skip
     direct = not ours and router_url is None
+    # what stands before the replicas stays as it is, also when their number changes
+    later = replace(first, router="none" if direct else router, chosen=False)
     settings = Settings(
         folder, _dialect, key, Limits.within(hung_seconds),
         Policy(give_up=give_up, drain_s=drain_seconds, beside=beside and not direct),
     )  # fmt: skip
     failure = servestate.serve_until_ended(
-        wanted, settings, asked, specs,
+        wanted, settings, asked, lambda request, note: pools_of(request, later, note),
         gpus=servestate.gpus_of(wanted, gpus), metrics_port=metrics_port,
     )  # fmt: skip
     if failure is not None:
@@ -151,10 +152,19 @@ def serve(
     return 0
 
 
-def pools_of(
-    asked: "Request", *, host: str, port: int, router: str | None, router_url: str | None
-) -> "list[PoolSpec]":
-    """What the file asks for, checked; raises BadInput."""
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What stands before the replicas, as it was given; `chosen`: what was not given is chosen."""
+
+    host: str
+    port: int
+    router: str | None = None
+    router_url: str | None = None
+    chosen: bool = True
+
+
+def pools_of(asked: "Request", before: Before, note: Callable[[str], None]) -> "list[PoolSpec]":
+    """What the file asks for, checked; raises BadInput. `note`: what is worth a line."""
     from ridgeline.domain.knobs import Launch  # noqa: PLC0415
     from ridgeline.experiment.engines import check_startable, dialect_of  # noqa: PLC0415
     from ridgeline.serving.pool import PoolSpec  # noqa: PLC0415
@@ -168,7 +178,9 @@ def pools_of(
         raise BadInput(
             f"engine {configuration.engine!r} is none that Ridgeline can start",
             where=f"{asked.file}: {spec.name}",
-            fix="give --engine vllm" if configuration.engine == "twin" else "see `ridgeline watch`",
+            fix="write `engine: vllm` there in place of `engine: twin`, or give --engine vllm"
+            if configuration.engine == "twin"
+            else "see `ridgeline watch`",
         )
     launch = configuration.launch or Launch()
     if launch.host is not None:
@@ -176,21 +188,29 @@ def pools_of(
             "serve starts replicas on this host", where=f"{asked.file}: launch.host",
             fix=f"run it on {launch.host}",
         )  # fmt: skip
-    chosen = _router(launch.router, router, router_url)
-    if chosen is None and router_url is None:
+    chosen = _router(launch.router, before.router, before.router_url)
+    named = before.router is not None or launch.router is not None or before.router_url is not None
+    if before.chosen and not named and _is_single(configuration):
+        chosen = None
+        note("one replica and no router named: it has the URL itself, as with --router none")
+    if chosen is None and before.router_url is None:
         _refuse_many(configuration)
     ready = replace(configuration, launch=replace(launch, router=chosen))
     parts = tuple(replace(spec, configuration=part) for part in ready.parts)
     checked = replace(study, experiments=parts)
-    for note in check_startable(checked, str(asked.file)):
-        say(f"note: {note}")
+    for line in check_startable(checked, str(asked.file)):
+        note(line)
     if ready.knobs.load_format == "dummy" or "dummy" in launch.arguments:
-        say("note: random weights are served (load_format dummy): the answers mean nothing")
+        note("random weights are served (load_format dummy): the answers mean nothing")
     names = [pool.name for pool in ready.pools] or [POOL]
     return [
-        PoolSpec(name, part, host, port + i, chosen, router_url)
+        PoolSpec(name, part, before.host, before.port + i, chosen, before.router_url)
         for i, (name, part) in enumerate(zip(names, ready.parts, strict=True))
     ]
+
+
+def _is_single(configuration: "Configuration") -> bool:
+    return all((part.knobs.data_parallel_size or 1) == 1 for part in configuration.parts)
 
 
 def _refuse_many(configuration: "Configuration") -> None:

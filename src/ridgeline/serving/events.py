@@ -1,5 +1,6 @@
 """What happens, a line each: for the person, and as JSON lines in the state folder."""
 
+import contextlib
 import json
 import threading
 import time
@@ -55,7 +56,7 @@ class EventLog:
         line = self._hide(f"{stamp} {who + ': ' if who else ''}{event}: {words}")
         text = self._hide(json.dumps(kept, ensure_ascii=False))
         with self._lock:
-            self._say(line)
+            self._tell_person(line)
             try:
                 with (self._folder / EVENTS).open("a", encoding="utf-8") as file:
                     file.write(text + "\n")
@@ -74,4 +75,9 @@ class EventLog:
         """A full disk is no reason to serve no more; told once."""
         if not self._told_disk:
             self._told_disk = True
-            self._say(f"events and state are no longer kept: {error}")
+            self._tell_person(f"events and state are no longer kept: {error}")
+
+    def _tell_person(self, line: str) -> None:
+        """That nobody can read it any more is no reason to serve no more either."""
+        with contextlib.suppress(OSError, ValueError):
+            self._say(line)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ridgeline.domain.errors import BadInput
@@ -31,6 +32,7 @@ from ridgeline.serving.states import (
 )
 from ridgeline.serving.supervisor import Policy, Supervisor
 
+OUTCOMES = ("changed", "unchanged", "rolled-back", "failed", "ended")  # of a change
 LOOK_S = 0.25  # between two looks at the router's list
 
 
@@ -92,14 +94,21 @@ class Pool:
         self._wished: dict[int, str] = {}
         self._version = 0
         self._inside: frozenset[str] = frozenset()
+        self._told: set[str] = set()
         self._wake, self._over = threading.Event(), threading.Event()
         self.front: Front | None = None
         self._rotation: Rotation = NoRotation()
         if spec.router is not None:
             logs = settings.folder / "logs"
-            self.front = Front(spec.router, spec.host, spec.port, logs, self._tell)
+            self.front = Front(
+                spec.router, spec.host, spec.port, url=spec.url, logs=logs, tell=self._tell
+            )
             self._rotation = RouterRotation(spec.url)
         self._thread = threading.Thread(target=self._rotate, name="rotation", daemon=True)
+        self._at_once = False
+        # whose change is under way, which its events bear; how the last change came out
+        self._request: str | None = None
+        self.outcome: str | None = None
 
     def begin(self) -> None:
         """Start the replicas."""
@@ -122,14 +131,32 @@ class Pool:
                 self._do(self.supervisor.stop_now(time.monotonic()))
         self._do(self.supervisor.tick(time.monotonic()))
 
-    def change(self, spec: PoolSpec) -> None:
-        """Go over to another configuration; raises BadInput for what cannot be changed so."""
+    def check(self, spec: PoolSpec) -> None:
+        """Raises BadInput for what cannot be changed while it runs."""
+        where = f"pool {spec.name}"
+        if spec.router != self.spec.router:
+            raise BadInput(
+                "another router or other arguments of it need it started again, which cuts what"
+                " runs through it", where=where, fix="stop and start `ridgeline serve`",
+            )  # fmt: skip
         if spec.configuration.model != self.spec.configuration.model:
             raise BadInput(
                 f"the model would become {spec.configuration.model}, and clients ask for"
-                f" {self.spec.configuration.model}", where=f"pool {spec.name}",
+                f" {self.spec.configuration.model}", where=where,
                 fix="start another `ridgeline serve` for it",
             )  # fmt: skip
+
+    def change(self, spec: PoolSpec, request: str | None) -> None:
+        """Go over to another configuration, which was checked, for `request`.
+
+        `outcome` is None until it is known.
+        """
+        if self.supervisor.phase is not Phase.SERVING:
+            words = f"no change while the pool is {self.supervisor.phase}"
+            self._events.tell("ignored", words, pool=self.spec.name, request=request)
+            self.outcome = "ignored"
+            return
+        self._request, self.outcome = request, None
         current = self._generations[self.supervisor.wanted.generation]
         if spec.configuration == current.configuration:
             self._tell("unchanged", "the file says what runs already")
@@ -140,20 +167,17 @@ class Pool:
 
     def stop(self, *, now: bool) -> None:
         """End it: with the requests that run, or at once."""
+        self._at_once = self._at_once or now
         stop = self.supervisor.stop_now if now else self.supervisor.stop
         self._do(stop(time.monotonic()))
 
     def ended(self) -> bool:
-        """True once no replica is left; the router is ended then too."""
+        """True once no replica is left, and no router; it does not wait for that."""
         if self.supervisor.phase is not Phase.ENDED:
             return False
         self._over.set()
         self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        if self.front is not None:
-            self.front.stop()
-        return True
+        return self.front is None or self.front.end(kill=self._at_once)
 
     def status(self) -> dict[str, object]:
         """Where it stands, as plain values."""
@@ -189,7 +213,11 @@ class Pool:
         return phase is not Phase.OPENING or (0 < self.supervisor.wanted.count <= len(self._wished))
 
     def _tell(self, event: str, words: str, replica: int | None = None, **facts: object) -> None:
-        self._events.tell(event, words, pool=self.spec.name, replica=replica, **facts)
+        self._events.tell(
+            event, words, pool=self.spec.name, replica=replica, request=self._request, **facts
+        )
+        if replica is None and event in OUTCOMES:
+            self.outcome, self._request = event, None
 
     def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -281,12 +309,16 @@ class Pool:
             self._wake.wait(LOOK_S)
             self._wake.clear()
             version, wished = self._version, dict(self._wished)
-            if self.front is not None and not self._front_due():
+            if self.front is not None and not self.front.up:
                 continue
             try:
                 inside, strangers = self._rotation.settle(set(wished.values()))
             except OSError:
                 continue  # the front's silence is what tells
+            except Exception as error:  # what an answer can do wrong has no end
+                words = f"the router's answer: {type(error).__name__}: {error}"
+                self._post(partial(self._odd, words))
+                continue
 
             def settled(
                 version: int = version, inside: frozenset[str] = inside,
@@ -296,9 +328,13 @@ class Pool:
 
             self._post(settled)
 
+    def _odd(self, words: str) -> None:
+        """Told once each."""
+        if words not in self._told:
+            self._told.add(words)
+            self._tell("router-odd", words)
+
     def _settled(self, version: int, inside: frozenset[str], strangers: tuple[str, ...]) -> None:
-        if self.front is not None:
-            self.front.heard()
         for url in strangers:
             words = f"{url} was added to the router by somebody else; it was taken out"
             self._tell("stranger", words)

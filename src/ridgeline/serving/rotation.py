@@ -6,13 +6,17 @@ the router's own list all the time, so that a router that was started again lear
 worker that somebody else has added does not stay.
 """
 
+import contextlib
 import http.client
 import json
+import threading
+import time
 from collections.abc import Collection, Mapping
 from typing import Protocol
 from urllib.parse import quote, urlsplit
 
 TIMEOUT_S = 5.0
+ENTER_S = 1.0  # a look waits so long at the most for servers that the router takes in
 
 
 class Rotation(Protocol):
@@ -43,17 +47,35 @@ class RouterRotation:
         self._netloc = urlsplit(url).netloc
         self._headers = dict(headers or {})
         self._ours: set[str] = set()
+        self._adding: dict[str, threading.Thread] = {}
 
     def settle(self, wished: Collection[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-        """See Rotation."""
+        """See Rotation. A server that the router waits for keeps no other one out."""
         self._ours |= set(wished)
         there = self._list()
         strangers = tuple(sorted(there - self._ours))
         for url in sorted(there - set(wished)):
             self._ask("POST", f"/remove_worker?url={quote(url, safe=':/')}")
+        end = time.monotonic() + ENTER_S
         for url in sorted(set(wished) - there):
-            self._ask("POST", f"/add_worker?url={quote(url, safe=':/')}")
+            self._add(url)
+        for thread in list(self._adding.values()):
+            thread.join(max(0.0, end - time.monotonic()))
         return (self._list() if there != set(wished) else frozenset(there)), strangers
+
+    def _add(self, url: str) -> None:
+        """In a thread of its own: the router answers only once the server's /health has."""
+        under_way = self._adding.get(url)
+        if under_way is not None and under_way.is_alive():
+            return
+
+        def work() -> None:
+            # whether it is in is read in the router's list
+            with contextlib.suppress(OSError):
+                self._ask("POST", f"/add_worker?url={quote(url, safe=':/')}")
+
+        self._adding[url] = threading.Thread(target=work, name="router-add", daemon=True)
+        self._adding[url].start()
 
     def _list(self) -> frozenset[str]:
         status, body = self._ask("GET", "/list_workers")

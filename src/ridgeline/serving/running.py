@@ -55,7 +55,7 @@ class Running:
                 self._start()
             except RidgelineError as error:
                 lost(str(error))
-            except OSError as error:
+            except Exception as error:  # its replica is not to be "starting" for ever
                 lost(f"it cannot be started: {error}")
             else:
                 ready()
@@ -93,18 +93,26 @@ class Running:
                 self._starting.join()
             if self._watcher is not None:
                 self._watcher.close()
-            left: list[str] = []
-            if self._replica is not None:
-                if kill:
-                    kill_below(self._replica.process.pid)
-                self._replica.process.stop()
-                if pids := self._replica.process.left:
-                    left.append(f"processes that could not be ended: {', '.join(map(str, pids))}")
-                if self._memory is not None:
-                    left += self._memory.wait_for_it()
+            try:
+                left = self._end(kill=kill)
+            except Exception as error:  # its replica is not to be "stopping" for ever
+                left = [f"its end: {type(error).__name__}: {error}"]
             stopped(left)
 
         threading.Thread(target=work, name=f"stop-{self._at[1]}", daemon=True).start()
+
+    def _end(self, *, kill: bool) -> list[str]:
+        """What it left behind, a line each."""
+        left: list[str] = []
+        if self._replica is not None:
+            if kill:
+                kill_below(self._replica.process.pid)
+            self._replica.process.stop()
+            if pids := self._replica.process.left:
+                left.append(f"processes that could not be ended: {', '.join(map(str, pids))}")
+            if self._memory is not None:
+                left += self._memory.wait_for_it()
+        return left
 
 
 def contact(host: str) -> str:

@@ -2,33 +2,52 @@
 
 import os
 import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from ridgeline.domain.errors import RidgelineError
+from ridgeline.domain.errors import BadInput, RidgelineError, RunFailed
 from ridgeline.serving.events import EventLog
 from ridgeline.serving.places import Places
 from ridgeline.serving.pool import Pool, PoolSpec, Settings
 
+DONE = ("changed", "unchanged")  # how a change comes out well
 TURN_S = 0.1
 STATE_S = 1.0  # the state file is written so often, and after each event
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A change that somebody wants. `name`: what its events bear, None where nobody waits for them.
+
+    `load` reads the pools and may take minutes; `keep`: it was carried out.
+    """
+
+    name: str | None
+    load: Callable[[], Sequence[PoolSpec]]
+    keep: Callable[[], None]
 
 
 class Service:
     """Runs pools until they have ended; `ask_*` may be called from a signal's handler.
 
-    `changed` is asked for the new pools when a change is wanted; what it refuses is told. `told` is
-    each pool's status, as plain values.
+    `take` is asked what is wanted when a change is; None: nothing. What its `load` refuses is told.
+    `told` is each pool's status, as plain values. Nothing in the loop waits for anything: what may
+    take time has a thread of its own and posts what came of it.
     """
 
     def __init__(
         self, specs: Sequence[PoolSpec], settings: Settings, gpus: Sequence[str],
-        events: EventLog, changed: Callable[[], Sequence[PoolSpec]],
+        events: EventLog, take: Callable[[], Asked | None],
     ) -> None:  # fmt: skip
         self._steps: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         places = Places(gpus)
         self.pools = [Pool(spec, settings, places, events, self._steps.put) for spec in specs]
-        self._events, self._changed = events, changed
+        self._events, self._take, self._gpus = events, take, len(gpus)
+        self._reading = False
+        self._under_way: Asked | None = None
         self._stops = self._seen_stops = 0
         self._change_asked = False
         self._state_s = 0.0
@@ -62,6 +81,7 @@ class Service:
             self._heed()
             for pool in self.pools:
                 pool.look()
+            self._conclude()
             if self.failure is not None and self._stops == 0:
                 self._stops = 1
             ended = sum(pool.ended() for pool in self.pools) == len(self.pools)
@@ -85,21 +105,65 @@ class Service:
             self._seen_stops = self._stops
             for pool in self.pools:
                 pool.stop(now=now)
-        if self._change_asked and self._stops == 0:
+        if self._change_asked and self._stops == 0 and not self._reading:
             self._change_asked = False
-            try:
-                by_name = {spec.name: spec for spec in self._changed()}
-                self._change(by_name)
-            except RidgelineError as error:
-                self._events.tell("refused", f"nothing was changed: {error}")
+            asked = self._take()
+            if asked is not None:
+                self._reading = True
+                work = partial(self._read, asked)
+                threading.Thread(target=work, name="change", daemon=True).start()
 
-    def _change(self, by_name: dict[str, PoolSpec]) -> None:
-        if set(by_name) != {pool.spec.name for pool in self.pools}:
-            words = "pools are neither added nor taken away in a change: stop and start again"
-            self._events.tell("refused", words)
+    def _read(self, asked: Asked) -> None:
+        """In a thread: to check options may take minutes (a vLLM is imported for it)."""
+        words, specs = "", None
+        try:
+            specs = list(asked.load())
+        except RidgelineError as error:
+            words = str(error)
+        except Exception as error:  # told; what runs is not to end by it
+            words = f"{type(error).__name__}: {error}"
+        self._steps.put(partial(self._change, asked, specs, words))
+
+    def _change(self, asked: Asked, specs: Sequence[PoolSpec] | None, words: str) -> None:
+        self._reading = False
+        if self._stops:
+            words = words or "it is being stopped"
+        try:
+            if words or specs is None:
+                raise RunFailed(words)
+            by_name = {spec.name: spec for spec in specs}
+            self._check(by_name)
+        except RidgelineError as error:
+            self._events.tell("refused", f"nothing was changed: {error}", request=asked.name)
             return
         for pool in self.pools:
-            pool.change(by_name[pool.spec.name])
+            pool.change(by_name[pool.spec.name], asked.name)
+        self._under_way = asked
+
+    def _check(self, by_name: dict[str, PoolSpec]) -> None:
+        """Raises what forbids the change, before anything of what runs is touched."""
+        if set(by_name) != {pool.spec.name for pool in self.pools}:
+            raise BadInput(
+                "pools are neither added nor taken away in a change", where=", ".join(by_name),
+                fix="stop and start again",
+            )  # fmt: skip
+        needed = sum(w.count * w.gpus_each for w in (spec.wanted(0) for spec in by_name.values()))
+        if needed > self._gpus:
+            raise BadInput(
+                f"the configuration needs {needed} GPUs, {self._gpus} are to be used",
+                where="GPUs", fix="lower data_parallel_size or tensor_parallel_size",
+            )  # fmt: skip
+        for pool in self.pools:
+            pool.check(by_name[pool.spec.name])
+
+    def _conclude(self) -> None:
+        """A change that came out well is what a later one is read from."""
+        outcomes = [pool.outcome for pool in self.pools]
+        if self._under_way is None or None in outcomes:
+            return
+        asked, self._under_way = self._under_way, None
+        if all(outcome in DONE for outcome in outcomes):
+            asked.keep()
 
     def _write_state(self, *, ended: bool) -> None:
         now = time.monotonic()

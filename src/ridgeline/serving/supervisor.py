@@ -210,6 +210,9 @@ class Supervisor:
             beside = self._policy.beside or not old
             if beside and self._start_new(now):
                 return
+            if not old and self._before is not None:
+                self._roll_back("there are fewer free GPUs than it needs")
+                return
             if not old:
                 self._fail("there are fewer free GPUs than the configuration needs", now)
                 return

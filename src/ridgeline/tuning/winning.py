@@ -136,7 +136,8 @@ def winner_study(
     head = (
         f"# The winner of `ridgeline tune` on {study.name}: {won.words}.\n"
         + "".join(f"# {line}\n" for line in lines)
-        + "# Run it with: ridgeline study winner.yaml\n"
+        + "# Measure it with: ridgeline study winner.yaml\n"
+        + "# Serve it with:   ridgeline serve winner.yaml\n"
     )
     return head + yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
 
