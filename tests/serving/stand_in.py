@@ -3,7 +3,9 @@
 usage: stand_in.py MODEL --host H --port N [--max-num-seqs N and anything else]
 It takes VLLM_API_KEY as vLLM does. Its answers say --max-num-seqs, by which two configurations can
 be told apart. STAND_IN_STARTS_S: how long its start takes. With --max-num-seqs 13 it does not
-start. POST /test/hang: no completion ends any more. POST /test/sick: /health says 503.
+start. STAND_IN_HANGS: a file; where it exists at the start, nothing is answered any more
+after the first completion, /health neither. POST /test/hang: no completion ends any more.
+POST /test/sick: /health says 503.
 """
 
 import http.server
@@ -12,10 +14,12 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 GIVEN = dict(zip(sys.argv, sys.argv[1:], strict=False))
 SEQS = GIVEN.get("--max-num-seqs", "0")
 KEY = os.environ.get("VLLM_API_KEY")
+HANGS = Path(os.environ.get("STAND_IN_HANGS", "/no/such")).exists()
 lock = threading.Lock()
 state = {"running": 0, "tokens": 0, "hung": False, "sick": False, "done": 0}
 
@@ -25,6 +29,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
+        while HANGS and state["done"]:
+            time.sleep(1.0)
         if self.path == "/health":
             self.answer(503 if state["sick"] else 200, b"")
         elif self.path == "/v1/models" and self.allowed():
@@ -55,6 +61,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def complete(self, body: dict) -> None:
         tokens = body.get("max_tokens", 16)
+        answer = {"seqs": SEQS, "port": GIVEN["--port"]}
+        answer["gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+        stream = body.get("stream", False)
+        if stream:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+        while HANGS and state["done"]:
+            time.sleep(1.0)
         with lock:
             state["running"] += 1
         for _ in range(tokens):
@@ -63,13 +78,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 time.sleep(0.1)
             with lock:
                 state["tokens"] += 1
+            if stream:
+                self.chunk(b"data: " + json.dumps(answer).encode() + b"\n\n")
         with lock:
             state["running"] -= 1
             state["done"] += 1
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-        answer = {"seqs": SEQS, "port": GIVEN["--port"], "gpus": gpus}
+        if stream:
+            self.chunk(b"data: [DONE]\n\n")
+            self.wfile.write(b"0\r\n\r\n")
+            return
         answer["usage"] = {"completion_tokens": tokens}
         self.answer(200, json.dumps(answer).encode())
+
+    def chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
     def answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

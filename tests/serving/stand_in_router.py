@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """A stand-in for vllm-router: takes turns, and is told its workers over HTTP as the real one is.
 
-A request that finds its worker gone goes to the next one. POST /test/die ends it.
+A request that finds its worker gone goes to the next one, as long as no byte of an answer came; a
+stream whose worker goes breaks off. As in vllm-router, /add_worker answers once the worker's
+/health has. POST /test/die ends it.
 """
 
 import http.client
@@ -18,6 +20,18 @@ GIVEN = dict(itertools.pairwise(WORDS))
 lock = threading.Lock()
 workers = list(WORDS[WORDS.index("--worker-urls") + 1 :])
 turn = itertools.count()
+
+
+def healthy(url: str) -> bool:
+    """Until it says so, a minute at the most; somebody else's may be anything."""
+    link = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    try:
+        link.request("GET", "/health")
+        return link.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return urlsplit(url).port == 9
+    finally:
+        link.close()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -37,6 +51,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             os._exit(101)
         elif path in ("/add_worker", "/remove_worker"):
             url = parse_qs(query)["url"][0]
+            if path == "/add_worker" and not healthy(url):
+                self.answer(400, b"not healthy")
+                return
             with lock:
                 if path == "/remove_worker" and url in workers:
                     workers.remove(url)
@@ -57,13 +74,31 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 headers = {k: v for k, v in self.headers.items() if k == "Authorization"}
                 link.request(self.command, self.path, body, headers)
                 reply = link.getresponse()
-                self.answer(reply.status, reply.read())
+                if reply.headers.get("Transfer-Encoding") == "chunked":
+                    self.stream(reply)
+                else:
+                    self.answer(reply.status, reply.read())
                 return
             except (OSError, http.client.HTTPException):
                 continue
             finally:
                 link.close()
         self.answer(503, b"No available workers")
+
+    def stream(self, reply: http.client.HTTPResponse) -> None:
+        first = reply.read1()
+        self.send_response(reply.status)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            data = first
+            while data:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+                data = reply.read1()
+            if reply.isclosed():
+                self.wfile.write(b"0\r\n\r\n")
+        except (OSError, http.client.HTTPException):
+            self.close_connection = True  # it has begun: nobody else can end it
 
     def answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

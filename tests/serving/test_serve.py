@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -201,24 +202,28 @@ def test_killed_itself_it_leaves_nothing(tmp_path: Path) -> None:
         assert served.left() == []
 
 
-def test_a_rolling_change_loses_none_of_2000_requests(tmp_path: Path) -> None:
+def test_a_rolling_change_breaks_no_stream_and_loses_no_request(tmp_path: Path) -> None:
+    """Streams: what had no byte yet is sent again by the router, and would prove no drain."""
     file = study(tmp_path)
     with serving_of(file, tmp_path / "state", *FAST) as served:
-        with Users(served.port, 16, tokens=2) as users:
-            while len(users.answers) < 300:
-                time.sleep(0.05)
+        streams = Users(served.port, 12, tokens=60, extra={"stream": True})
+        with streams, Users(served.port, 4, tokens=2, pause_s=0.01) as users:
+            streams.wait_for(24)
             study(tmp_path, seqs=32)
+            begun_s = time.monotonic()
             served.process.send_signal(signal.SIGHUP)
             served.wait_for("changed", limit_s=60)
             changed_s = time.monotonic()
-            total = max(2000, len(users.answers) + 200)
-            while len(users.answers) < total:
-                time.sleep(0.05)
+            streams.wait_for(len(streams.answers) + 24)
+            users.wait_for(500)
         assert users.statuses() == {200: len(users.answers)}
-        seqs = Counter(answer["seqs"] for _, _, _, answer in users.answers)
-        assert set(seqs) == {"8", "32"}
-        later = {a["seqs"] for sent, _, _, a in users.answers if sent > changed_s}
-        assert later == {"32"}
+        assert streams.statuses() == {200: len(streams.answers)}
+        over = [a for sent, ended, _, a in streams.answers if sent < begun_s < ended]
+        assert len(over) == 12
+        for answers in (users.answers, streams.answers):
+            assert {a["seqs"] for _, _, _, a in answers} == {"8", "32"}
+            assert {a["seqs"] for sent, _, _, a in answers if sent > changed_s} == {"32"}
+        assert len(served.events("drained")) == 2
         assert not served.events("cut")
         assert not served.events("lost")
         served.wait(lambda: [r["restarts"] for r in served.state()["replicas"]] == [0, 0])
@@ -385,7 +390,7 @@ def test_a_start_that_fails_ends_it_with_the_engines_words(tmp_path: Path) -> No
         (["--router", "x", "--router-url", "y"], "give one of --router and --router-url"),
         (["--api-key-env", "NO_SUCH_KEY"], "there is no variable NO_SUCH_KEY"),
         (["--experiment", "othr"], "'othr'"),
-        (["--engine", "twin"], "'twin' is none that Ridgeline can start"),
+        (["--engine", "twin"], "write `engine: vllm` there in place of `engine: twin`"),
         (["--apply"], "there is no such state folder"),
     ],
 )
@@ -422,6 +427,10 @@ def test_a_taken_port_and_a_taken_folder_are_told_before_anything_starts(tmp_pat
     with serving_of(file, tmp_path / "state") as served:
         port = str(served.port)
         other = once(served, "--port", port, "--state", str(tmp_path / "other"))
+        assert "another `ridgeline serve` of this machine has this port" in other
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = str(taken.getsockname()[1])
+            other = once(served, "--port", port, "--state", str(tmp_path / "other"))
         assert "Address already in use" in other
         same = once(served, "--port", str(free_port()), "--state", str(tmp_path / "state"))
         assert "another `ridgeline serve` runs with this folder" in same

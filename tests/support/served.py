@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,21 +86,22 @@ class Served:
 
     def look(self) -> None:
         """Remember what runs below it now, with its command line."""
-        try:
-            for process in psutil.Process(self.process.pid).children(recursive=True):
+        found: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            found = psutil.Process(self.process.pid).children(recursive=True)
+        for process in found:
+            with suppress(psutil.Error):  # one that has just ended hides no other
                 self.family.setdefault(process.pid, process)
                 self.command_lines.add("\0".join(process.cmdline()))
-        except psutil.Error:
-            return
 
     def below(self, url: str) -> list[psutil.Process]:
         """The processes of the replica at `url`, by the port in their words; its guard last."""
         port = url.rsplit(":", 1)[1]
-        found = [
-            p
-            for p in psutil.Process(self.process.pid).children(recursive=True)
-            if port in p.cmdline()
-        ]
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if port in process.cmdline():
+                    found.append(process)
         return sorted(found, key=lambda p: -p.pid)
 
     def below_all(self, url: str) -> list[psutil.Process]:
@@ -113,8 +114,19 @@ class Served:
 
     def left(self) -> list[int]:
         """Of everything that ever ran below it, what still does."""
-        return [p.pid for p in self.family.values()
-                if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]  # fmt: skip
+        found = []
+        for process in self.family.values():
+            with suppress(psutil.NoSuchProcess):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process.pid)
+        return found
+
+    def wait_gone(self, limit_s: float = 20.0) -> None:
+        """Until nothing that ever ran below it does."""
+        end = time.monotonic() + limit_s
+        while self.left():
+            assert time.monotonic() < end, self.left()
+            time.sleep(0.1)
 
     def stop(self, sig: int = signal.SIGINT, limit_s: float = 60.0) -> int:
         self.look()
@@ -157,7 +169,10 @@ def ask(
     port: int, tokens: int = 4, *, model: str = "m", prompt: str = "a", key: str | None = None,
     timeout_s: float = 60.0, extra: Mapping[str, Any] | None = None,
 ) -> tuple[int, dict[str, Any]]:  # fmt: skip
-    """One completion, not through Ridgeline's client: status and answer; (0, {}) for none."""
+    """One completion, not through Ridgeline's client: status and answer; (0, {}) for none.
+
+    A stream (`extra`: stream) without its last word is none; its answer is its last event.
+    """
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     headers = {"Content-Type": "application/json"}
     headers |= {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -166,6 +181,10 @@ def ask(
         link.request("POST", "/v1/completions", json.dumps(body), headers)
         reply = link.getresponse()
         text = reply.read()
+        if reply.status == 200 and body.get("stream"):
+            events = [line[6:] for line in text.splitlines() if line.startswith(b"data: ")]
+            whole = len(events) > 1 and events[-1] == b"[DONE]"
+            return (200, json.loads(events[-2])) if whole else (0, {"said": "broken off"})
         return reply.status, json.loads(text) if reply.status == 200 else {"said": text.decode()}
     except (OSError, http.client.HTTPException, ValueError) as error:
         return 0, {"said": f"{type(error).__name__}: {error}"}
@@ -183,6 +202,7 @@ class Users:
     model: str = "m"
     key: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    pause_s: float = 0.0
     answers: list[tuple[float, float, int, dict[str, Any]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -202,6 +222,13 @@ class Users:
     def statuses(self, sent_after: float = 0.0) -> Counter[int]:
         return Counter(status for sent, _, status, _ in list(self.answers) if sent >= sent_after)
 
+    def wait_for(self, count: int, limit_s: float = 60.0) -> None:
+        """Until so many have been answered."""
+        end = time.monotonic() + limit_s
+        while len(self.answers) < count:
+            assert time.monotonic() < end, f"{len(self.answers)} of {count} answers in {limit_s} s"
+            time.sleep(0.05)
+
     def _loop(self, number: int) -> None:
         turn = 0
         while not self._over.is_set():
@@ -212,5 +239,4 @@ class Users:
                 key=self.key, extra=self.extra,
             )  # fmt: skip
             self.answers.append((sent, time.monotonic(), status, answer))
-            if status != 200:
-                time.sleep(0.05)
+            self._over.wait(self.pause_s if status == 200 else max(0.05, self.pause_s))
