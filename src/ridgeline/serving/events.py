@@ -16,7 +16,7 @@ EVENTS, STATE = "events.jsonl", "serve.json"
 class EventLog:
     """Writes events to `folder` and gives each as a line to `say`; safe from several threads.
 
-    `hide` takes secrets out of a text. Times are UTC.
+    `hide` takes secrets out of a text. Times are UTC. `count`: how many were told.
     """
 
     def __init__(
@@ -26,6 +26,7 @@ class EventLog:
         self._say, self._hide = say, hide
         self._lock = threading.Lock()
         self._told_disk = False
+        self.count = 0
 
     def tell(
         self,
@@ -56,6 +57,7 @@ class EventLog:
         line = self._hide(f"{stamp} {who + ': ' if who else ''}{event}: {words}")
         text = self._hide(json.dumps(kept, ensure_ascii=False))
         with self._lock:
+            self.count += 1
             self._tell_person(line)
             try:
                 with (self._folder / EVENTS).open("a", encoding="utf-8") as file:

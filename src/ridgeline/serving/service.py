@@ -50,7 +50,7 @@ class Service:
         self._under_way: Asked | None = None
         self._stops = self._seen_stops = 0
         self._change_asked = False
-        self._state_s = 0.0
+        self._state_s, self._told = 0.0, 0
         # what another thread may read: the last status, made by the one that owns the pools
         self.told: list[dict[str, object]] = []
 
@@ -167,7 +167,8 @@ class Service:
 
     def _write_state(self, *, ended: bool) -> None:
         now = time.monotonic()
-        if now - self._state_s < STATE_S and not ended:
+        told = self._events.count
+        if now - self._state_s < STATE_S and told == self._told and not ended:
             return
-        self._state_s = now
+        self._state_s, self._told = now, told
         self._events.state({"pid": None if ended else os.getpid(), "pools": self.told})
