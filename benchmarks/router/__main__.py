@@ -1,6 +1,6 @@
-"""The same server with and without vllm-router before it, paired and interleaved, at three loads.
+"""The same server with and without vllm-router before it, paired and interleaved, at some loads.
 
-usage: python -m benchmarks.router [--repeats N] [--seconds S] [--write docs/router.md]
+usage: python -m benchmarks.router [--users N ...] [--repeats N] [--seconds S] [--write FILE]
 """
 
 import argparse
@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
-from benchmarks.router.engine import ITL_MS, TTFT_MS
+from benchmarks.router.engine import ITL_MS, STUDY, TTFT_MS
 from ridgeline.cli.main import run as ridgeline
+from ridgeline.experiment.results import load_results
 
 ROOT = Path(__file__).parents[2]
 USERS = (1, 16, 64)
@@ -25,6 +26,7 @@ BEGIN, END = "<!-- router-table: python -m benchmarks.router -->", "<!-- /router
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--users", type=int, nargs="+", default=list(USERS))
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--write", type=Path, default=None)
@@ -32,8 +34,10 @@ def main() -> int:
     script = ROOT / "scripts" / "vllm_router_env.sh"
     program = subprocess.run([script], capture_output=True, text=True, check=True).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), program, options.repeats, options.seconds)
-    text = table(found, options.repeats, options.seconds)
+        loads = (options.users, options.repeats, options.seconds)
+        found = measure(Path(folder), program, *loads)
+        router = router_name(Path(folder) / "out")
+    text = table(found, router, *loads)
     print(text)
     if options.write is not None:
         page = options.write.read_text()
@@ -42,33 +46,42 @@ def main() -> int:
     return 0
 
 
-def measure(folder: Path, program: str, repeats: int, seconds: float) -> dict[str, Any]:
-    """The study's result: six experiments, the engine with and without the router stays up."""
+def measure(
+    folder: Path, program: str, levels: list[int], repeats: int, seconds: float
+) -> dict[str, Any]:
+    """The study's result: two experiments a level, the engine with and without the router stays up.
+
+    Its results are left in `folder`/out.
+    """
 
     def load(users: int) -> dict[str, Any]:
         return {"arrivals": {"users": users}}
 
+    known = folder / "known-times.yaml"
+    known.write_text(STUDY)
     routed = {"launch": {"router": {"command": [program]}}}
     body = {
         "name": "router-cost",
         "model": "Qwen/Qwen3-4B",
         "engine": "vllm",
         "launch": {
-            "command": [sys.executable, str(Path(__file__).with_name("engine.py")), "{model}"],
+            "command": [
+                sys.executable, str(Path(__file__).with_name("engine.py")), str(known), "{model}",
+            ],
             "resident": 2, "cold_s": 0, "ready_s": 120,
         },
         "workload": {
-            **load(USERS[0]), "prompts": {"tokens": 64},
+            **load(levels[0]), "prompts": {"tokens": 64},
             "output_tokens": {"max": 32, "ignore_eos": True},
             "warmup_s": 2.0, "duration_s": seconds, "seed": 5,
         },
-        "baseline_name": f"direct-{USERS[0]}",
+        "baseline_name": f"direct-{levels[0]}",
         "baseline": {"kv_cache_memory_bytes": 2**30},
         "experiments": [
             {"name": f"{what}-{users}", "workload": load(users), **more}
-            for users in USERS
+            for users in levels
             for what, more in (("direct", {}), ("routed", routed))
-            if (what, users) != ("direct", USERS[0])
+            if (what, users) != ("direct", levels[0])
         ],
         "repeats": repeats,
     }  # fmt: skip
@@ -80,26 +93,51 @@ def measure(folder: Path, program: str, repeats: int, seconds: float) -> dict[st
     return result
 
 
-def table(found: dict[str, Any], repeats: int, seconds: float) -> str:
-    """One row a load: what the router added, in ms, with the 95 % interval of the paired runs."""
+def router_name(results: Path) -> str:
+    """The router of the runs, with the version that it gave."""
+    found = {
+        str(router.get("version", "of unknown version"))
+        for one in load_results(results).experiments
+        for run in one.stored
+        if run.facts is not None and isinstance(router := run.facts.server.get("router"), dict)
+    }
+    return f"vllm-router {' and '.join(sorted(found)) or 'that did not start'}"
+
+
+def table(
+    found: dict[str, Any], router: str, levels: list[int], repeats: int, seconds: float
+) -> str:
+    """One row a load: what the router added, in ms, with the 95 % interval of the paired runs.
+
+    "void": runs of the level that were void, behind the router and without it, also those that were
+    done again. What makes the client late is in none of the figures, so it must be in the count.
+    """
     busy = os.getloadavg()[0]
     lines = [
-        f"vllm-router 0.1.17 before one server with a TTFT of {TTFT_MS} ms and an ITL of {ITL_MS}"
+        f"{router} before one server with a TTFT of {TTFT_MS} ms and an ITL of {ITL_MS}"
         f" ms; {repeats} pairs of {seconds:g} s, interleaved; {os.cpu_count()} cores for client,"
         f" router and server together, load average {busy:.1f} at the end.",
         "",
-        "| users | pairs | TTFT p50, ms | TTFT p95, ms | ITL p50, ms | ITL p95, ms |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| users | pairs | void (routed, direct) | TTFT p50, ms | TTFT p95, ms | ITL p50, ms"
+        " | ITL p95, ms |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     costs = {cost["experiment"]: cost for cost in found["router_cost"]}
-    for users in USERS:
+    for users in levels:
+        voids = ", ".join(str(_voids(found, f"{what}-{users}")) for what in ("routed", "direct"))
         cost = costs.get(f"routed-{users}")
         if cost is None:
-            lines.append(f"| {users} | 0 | no valid pair | | | |")
+            lines.append(f"| {users} | 0 | {voids} | no valid pair | | | |")
             continue
         cells = [_cell(cost["seconds"].get(metric)) for metric in METRICS]
-        lines.append(f"| {users} | {cost['pairs']} | {' | '.join(cells)} |")
+        lines.append(f"| {users} | {cost['pairs']} | {voids} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _voids(found: dict[str, Any], name: str) -> int:
+    """Tries of an experiment that were not valid: all before a repeat's last, and that if void."""
+    (one,) = (run for run in found["runs"] if run["name"] == name)
+    return sum(max(0, r["tries"] - 1) + (r["state"] == "void") for r in one["repeats"])
 
 
 def _cell(change: dict[str, float | None] | None) -> str:

@@ -1,8 +1,10 @@
-"""A server with known times that takes vLLM's options: `ridgeline twin` with fixed latencies."""
+"""A server with known times that takes vLLM's options: `ridgeline twin` with fixed latencies.
+
+Its first argument is a file that holds STUDY; what starts it writes that and takes it away.
+"""
 
 import os
 import sys
-import tempfile
 
 TTFT_MS, ITL_MS = "50", "20"
 STUDY = """\
@@ -15,10 +17,8 @@ workload: {arrivals: {users: 1}}
 
 def main() -> None:
     given = dict(zip(sys.argv, sys.argv[1:], strict=False))
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
-        file.write(STUDY)
     os.execv(sys.executable, [
-        sys.executable, "-P", "-m", "ridgeline.cli.main", "twin", file.name,
+        sys.executable, "-P", "-m", "ridgeline.cli.main", "twin", sys.argv[1],
         "--host", given["--host"], "--port", given["--port"],
         "--fixed-ttft-ms", TTFT_MS, "--fixed-itl-ms", ITL_MS,
     ])  # fmt: skip

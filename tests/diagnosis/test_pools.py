@@ -38,7 +38,7 @@ def two() -> Finding:
 
 def test_two_engines_have_all_three_ways_priced(two: Finding) -> None:
     words = [f.words for f in two.evidence]
-    for way in ("one pool, fcfs", "one pool, priority", "two pools (1 for the short, 1 for the"):
+    for way in ("one pool, fcfs", "one pool, priority", "separate pools (1 for the short, 1 for"):
         assert any(w.startswith(f"twin: {way}") for w in words), words
     by = {t.knob: t for t in two.tries}
     assert set(by) == {"two pools", "scheduling_policy"}

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from ridgeline.cli.export import export
+from ridgeline.cli.main import run
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.knobs import Configuration, Knobs, Launch, Pool, Router
 from ridgeline.engines.exporting.checks import check_pools
@@ -204,3 +205,52 @@ def test_an_image_whose_tag_moves_is_told(
     assert f"note: the tag of {image} moves" in capsys.readouterr().err
     assert export(file, to=["compose"], image="vllm/vllm-openai:v0.21.0", out=tmp_path / "d") == 0
     assert "the tag of" not in capsys.readouterr().err
+
+
+ORIGINS = """\
+name: mixed
+model: Qwen/Qwen3-4B
+engine: twin
+engine_version: 0.21.0
+hardware: {gpu: H100-SXM, count: 2}
+workload:
+  arrivals: {users: 200}
+  classes:
+    chat: {share: 0.8, prompts: {tokens: 64}, output_tokens: {max: 16}}
+    batch: {share: 0.2, prompts: {tokens: 64}, output_tokens: {max: 64}}
+  duration_s: 10
+baseline: {data_parallel_size: 2, max_num_seqs: 8}
+experiments:
+  - name: apart
+    set: {max_num_seqs: 16}
+    pools:
+      chat: {set: {data_parallel_size: 1}}
+      batch: {set: {data_parallel_size: 1, max_num_seqs: 32}}
+repeats: 1
+"""
+
+
+def test_a_comment_says_where_the_flag_below_it_is_from(tmp_path: Path) -> None:
+    """Of each pool its own: the experiment's value stood over another flag."""
+    file, runs, out = tmp_path / "m.yaml", tmp_path / "runs", tmp_path / "d"
+    file.write_text(ORIGINS)
+    assert run(["study", str(file), "--out", str(runs), "--quiet"]) in (0, 3)
+    targets = ["kubernetes", "compose", "modal"]
+    assert export(file, to=targets, experiment="apart", runs=runs, out=out) == 0
+    chat, batch = [
+        part for part in (out / "kubernetes.yaml").read_text().split("# apart of study") if part
+    ]
+    assert "# max_num_seqs: 16, by experiment apart (before: 8)" in chat
+    assert "# max_num_seqs: 32, by pool batch of experiment apart (before: 8)" in batch
+    for part, slots in ((chat, "16"), (batch, "32")):
+        assert f'- "{slots}"' in part
+        assert part.count("max_num_seqs: ") == 1
+    for part, own, other in ((chat, "chat", "batch"), (batch, "batch", "chat")):
+        assert "# all pools together: predicted by the digital twin" in part
+        assert f"# of this, {own}: " in part
+        assert f"# of this, {other}: " not in part
+    head = (out / "compose.yaml").read_text().partition("services:")[0]
+    assert "# vllm-chat, max_num_seqs: 16, by experiment apart (before: 8)" in head
+    assert "# vllm-batch, max_num_seqs: 32, by pool batch of experiment apart (before: 8)" in head
+    # 200 users of one pool's one replica, twice: all may ask for its classes at once
+    assert "max_inputs=400)" in (out / "modal_app-batch.py").read_text()

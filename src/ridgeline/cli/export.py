@@ -1,5 +1,6 @@
 """`ridgeline export`: a configuration as files for Compose, Kubernetes, SkyPilot or Modal."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ from ridgeline.cli.output import GATE_FAILED, say
 from ridgeline.domain.errors import BadInput, nearest
 
 if TYPE_CHECKING:
+    from ridgeline.domain.knobs import Configuration
     from ridgeline.engines.exporting.deployment import Deployment
     from ridgeline.experiment.results import ExperimentResult
     from ridgeline.workload.study import ExperimentSpec, Study
@@ -161,27 +163,73 @@ def _deployments(
     from ridgeline.experiment.engines import start_seconds  # noqa: PLC0415
 
     configuration = spec.configuration
-    base, own = study.baseline.configuration.knobs.given(), configuration.knobs.given()
-    origins = {
-        n: f"{v}, by experiment {spec.name} (before: {base.get(n, 'the default')})"
-        for n, v in own.items()
-        if base.get(n) != v
-    }
     notes = [f"{spec.name} of study {study.name} ({where}), written by ridgeline export"]
     start = ASSUMED
     if found is not None:
         starts = [s for run in found.stored if (s := start_seconds(run)) is not None]
         if starts:
             start = Start(max(starts), f"the longest of {len(starts)} measured runs' engines")
-        notes += [_figures(found), f"under this load: {_load(spec)}"]
-    users = spec.workload.arrivals.peak_users or 0
-    share = -(-users // configuration.replicas)
-    return deployments_of(
+        whole = "all pools together: " if configuration.pools else ""
+        notes += [whole + _figures(found), f"under this load: {_load(spec)}"]
+    made = deployments_of(
         study.name if spec.name == study.baseline.name else f"{study.name}-{spec.name}",
         configuration,
         model=model, image=image, revision=revision, start=start,
-        at_once=max(LEAST_AT_ONCE, 2 * share), notes=notes, origins=origins,
+        notes=notes,
     )  # fmt: skip
+    users = spec.workload.arrivals.peak_users or 0
+    return tuple(
+        replace(
+            one, origins=_origins(study, spec, one.pool),
+            notes=(*one.notes, *_own_figures(found, configuration, one.pool)),
+            # at the worst all users ask for the classes of one pool
+            at_once=max(LEAST_AT_ONCE, 2 * -(-users // one.replicas)),
+        )
+        for one in made
+    )  # fmt: skip
+
+
+def _origins(study: "Study", spec: "ExperimentSpec", pool: str | None) -> dict[str, str]:
+    """Knob -> where the value of a server's flag is from, for what the baseline has not."""
+    configuration, start = spec.configuration, study.baseline.configuration
+    shared = configuration.knobs.given()
+    own, base = shared, start.knobs.given()
+    if pool is not None:
+        own = next(p.knobs for p in configuration.pools if p.name == pool).given()
+    if spec is not study.baseline:  # else its pools are set against what they share
+        base = next((p.knobs.given() for p in start.pools if p.name == pool), base)
+    by = "" if spec is study.baseline else f"experiment {spec.name}"
+    found = {}
+    for name, value in own.items():
+        if base.get(name) == value:
+            continue
+        of_pool = pool is not None and shared.get(name) != value
+        told = " of ".join(w for w in (f"pool {pool}" if of_pool else "", by) if w) or "baseline"
+        found[name] = f"{value}, by {told} (before: {base.get(name, 'the default')})"
+    return found
+
+
+def _own_figures(
+    found: "ExperimentResult | None", configuration: "Configuration", pool: str | None
+) -> list[str]:
+    """What was measured of each class that a pool serves, a line each."""
+    summary = None if found is None or found.void else found.summary
+    if summary is None or pool is None:
+        return []
+    kinds = next(p.classes for p in configuration.pools if p.name == pool)
+    lines = []
+    for kind in kinds:
+        one = summary.classes.get(kind)
+        if one is None:
+            continue
+        rate = one.throughput.output_tokens_per_s
+        parts = [
+            f"{rate:.0f} output tokens/s" if rate else "",
+            f"p95 TTFT {1000 * one.ttft_s.p95:.0f} ms" if one.ttft_s.p95 else "",
+            f"p95 ITL {1000 * one.itl_s.p95:.1f} ms" if one.itl_s.p95 else "",
+        ]
+        lines.append(f"of this, {kind}: {', '.join(p for p in parts if p) or 'nothing known'}")
+    return lines
 
 
 def _figures(found: "ExperimentResult") -> str:

@@ -10,12 +10,13 @@ from dataclasses import replace
 from ridgeline.domain.knobs import Configuration, Pool
 from ridgeline.domain.workload import TrafficClass, Workload
 
-FCFS, PRIORITY, POOLS = "one pool, fcfs", "one pool, priority", "two pools"
+FCFS, PRIORITY, POOLS = "one pool, fcfs", "one pool, priority", "separate pools"
 URGENT, BATCH = "urgent", "batch"
 # What vLLM's priority scheduling is not. (what one may hope for, why it is not so)
 CANNOT = (
     ("priority for an urgent request when all slots are taken", "vLLM takes no slot from a"
-     " running request: it waits until one ends, and preemption is for KV blocks only"),
+     " running request: it waits until one ends; preemption gives KV blocks to a request that runs"
+     " already, never to one that waits"),
     ("priority as a fair share", "there is no ageing: the batch class waits for as long as"
      " urgent requests fill the engine"),
 )  # fmt: skip

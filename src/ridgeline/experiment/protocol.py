@@ -21,6 +21,7 @@ from ridgeline.domain.metrics import summarise
 from ridgeline.domain.model import shape
 from ridgeline.domain.parts import with_parts
 from ridgeline.domain.pricing import repriced
+from ridgeline.domain.priorities import order_told
 from ridgeline.domain.ramps import plateau_of, warmup_ttft
 from ridgeline.domain.records import MemorySink, RecordSink, RunRecords, records_from_requests
 from ridgeline.domain.resolvable import read_errors
@@ -254,7 +255,9 @@ def figures(meta: RunMeta, records: RunRecords, facts: RunFacts) -> Summary:
     found = judge(evidence)
     if summary.load_steps:
         summary = replace(summary, load_steps=judged_steps(evidence))
-    return replace(summary, verdict=VerdictFigures(found.valid, found.reasons, found.warnings))
+    order = order_told(meta.configuration, meta.workload.classes)
+    judged = VerdictFigures(found.valid, found.reasons, (*found.warnings, *order))
+    return replace(summary, verdict=judged)
 
 
 def _accounted(
