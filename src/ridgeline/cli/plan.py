@@ -83,7 +83,8 @@ def plan(
             replace(e, configuration=on_twin(e.configuration, study.calibration))
             for e in study.experiments[1:]
         ]
-        ways = price_classes([base, *others], Predictor(study.slo), said)
+        gpus = None if study.tune is None else study.tune.host_gpus
+        ways = price_classes([base, *others], Predictor(study.slo), said, host_gpus=gpus)
     told = _to_json(result) | ({} if ways is None else {"classes": classes_json(ways)})
     write_json(json, told)
     to_stderr = json == "-"

@@ -25,10 +25,21 @@ def classes_page(plan: "ClassPlan") -> list[Any]:
 
 def _answer(plan: "ClassPlan") -> str:
     best = plan.cheapest
+    if not plan.limited:
+        return "No class has a limit (slo), so no way is inside or outside: costs only."
     if best is None:
-        return "[bold]No way is inside the limits of the classes[/bold] on these GPUs."
-    sure = "its bands are inside, too"
-    if not best.surely:
+        return (
+            f"[bold]No way is inside the limits[/bold] among {plan.looked_at} configurations of up"
+            f" to {plan.most_gpus} GPUs that were looked at."
+        )
+    sure = f"its bands are inside, too, and so is it in {best.draws} other draws of the arrivals"
+    if best.held < best.draws:
+        failed = best.draws - best.held
+        sure = (
+            f"but in {failed} of {best.draws} other draws of the arrivals it is not: measure before"
+            " you believe"
+        )
+    elif not best.surely:
         sure = "its 90 % bands reach over a limit, or it has none: measure before you believe"
     return f"[bold]Cheapest inside the limits: {_name(best)}[/bold]; {sure}."
 
@@ -40,7 +51,7 @@ def _name(one: "Alternative") -> str:
 def _table(plan: "ClassPlan") -> "Table":
     from rich.table import Table  # noqa: PLC0415
 
-    title = "Ways to serve the classes, by the twin (below a figure its 90 % band)"
+    title = "Ways to serve the classes, by the twin (below a figure its 90 % band, for one draw)"
     found = Table(title=title, title_justify="left", box=None, pad_edge=False, expand=False)
     found.add_column("way", justify="right")
     for head in ("GPUs", "$/Mtok"):
@@ -109,7 +120,8 @@ def _one(one: "Alternative") -> dict[str, Any]:
         "pools": [{"name": p.name, "classes": list(p.classes), "knobs": p.knobs.given()}
                   for p in configuration.pools],
         "knobs": configuration.knobs.given(),
-        "inside": one.inside, "surely": one.surely, "void": list(found.void),
+        "inside": one.inside, "surely": one.surely,
+        "other_draws": one.draws, "other_draws_inside": one.held, "void": list(found.void),
         "refused": found.refused,
         "summary": None if found.summary is None else found.summary.to_json(),
     }  # fmt: skip

@@ -48,7 +48,9 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
     base = result.baseline
     lines: list[Any] = [
         f"[bold]{name}[/bold]: predictions of the digital twin ({result.constants} constants);"
-        " nothing was measured. In brackets: the band that holds a measurement nine times of ten.",
+        " nothing was measured. In brackets: the band that holds a measurement nine times of ten as"
+        " far as the twin's constants go, for one draw of the arrivals; near the knee another draw"
+        " may lie outside.",
         "",
         *_memory(result.memory),
         *_bounds(result),

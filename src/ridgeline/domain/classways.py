@@ -76,3 +76,18 @@ def ranked(load: Workload, group: Mapping[str, str]) -> Workload:
         return load
     kinds = tuple(replace(c, priority=int(group[c.name] == BATCH)) for c in load.classes)
     return replace(load, classes=kinds)
+
+
+def odd_priorities(load: Workload) -> Iterator[str]:
+    """What is odd about the priorities of the classes: smaller is earlier in vLLM."""
+    ranks = {kind.name: kind.priority or 0 for kind in load.classes}
+    if any(kind.priority is not None for kind in load.classes) and len(set(ranks.values())) == 1:
+        yield "all classes have the same priority: one pool with priorities is one pool, fcfs"
+    limited = [kind.name for kind in load.classes if kind.slo.limits]
+    for name in limited:
+        before = [k for k, rank in ranks.items() if k not in limited and rank < ranks[name]]
+        if before:
+            yield (
+                f"{before[0]} (priority {ranks[before[0]]}) goes before {name} ({ranks[name]}),"
+                " which has limits: in vLLM the smaller priority is the earlier"
+            )

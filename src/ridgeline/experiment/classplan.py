@@ -18,6 +18,7 @@ from ridgeline.domain.classways import (
     PRIORITY,
     URGENT,
     groups_of,
+    odd_priorities,
     one_pool,
     pooled,
     ranked,
@@ -30,8 +31,9 @@ from ridgeline.experiment.predicting import Prediction, Predictor
 from ridgeline.workload.study import ExperimentSpec
 
 LOOK_S, LOOK_WARMUP_S = 10.0, 5.0
-MOST_CHANGES = 6  # of one pool, each on every number of replicas
-MOST_FULL = 6  # runs in full of one way, before it is told as it then stands
+MOST_LOOKS = 400  # at one pool under one policy; settings beyond it are left out, and told
+MOST_FULL = 6  # runs in full of one way on so many GPUs
+DRAWS = 3  # other draws of the arrivals, in which the cheapest has to be inside, too
 NEAR = 1.25  # a latency of a short look that is this much above its limit may be inside in full
 ALIKE = 0.01  # a cost that is less than this apart is the same: the simpler way is taken
 _FREE = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size",
@@ -41,11 +43,17 @@ Said = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One way, in full. way: FCFS, PRIORITY or POOLS. words: replicas and knobs."""
+    """One way, in full. way: FCFS, PRIORITY or POOLS. words: replicas and knobs.
+
+    draws: other draws of the arrivals in which it was run as well, and `held` in how many of them
+    it is a run to rely on that meets every limit.
+    """
 
     way: str
     words: str
     prediction: Prediction
+    draws: int = 0
+    held: int = 0
 
     @property
     def configuration(self) -> Configuration:
@@ -55,14 +63,22 @@ class Alternative:
     @property
     def inside(self) -> bool:
         """Whether it is a run to rely on and every limit is met."""
-        found = self.prediction
-        return found.summary is not None and not found.void and found.missed == 0
+        return _inside(self.prediction)
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit to be inside of."""
+        summary = self.prediction.summary
+        return summary is not None and bool(summary.slo)
 
     @property
     def surely(self) -> bool:
-        """Whether the bands of all its limited latencies are inside, too."""
+        """Whether the bands of all its limited latencies are inside, too, and the other draws.
+
+        A share (attainment, errors) has no band: the other draws speak for it.
+        """
         summary = self.prediction.summary
-        if summary is None or not self.inside:
+        if summary is None or not self.inside or not self.limited or self.held < self.draws:
             return False
         for result in summary.slo:
             key, _, value = result.limit.partition("=")
@@ -92,18 +108,25 @@ class Alternative:
 @dataclass(frozen=True, slots=True)
 class ClassPlan:
     """The ways that were run in full, each way's best first; `cheapest` is None where none is
-    inside the limits. group: class -> URGENT or BATCH. looked_at: configurations, short looks.
+    inside the limits, or there are no limits. group: class -> URGENT or BATCH. looked_at:
+    configurations, short looks. most_gpus: the most that a way was given.
     """
 
     alternatives: tuple[Alternative, ...]
     group: Mapping[str, str]
     looked_at: int
     notes: tuple[str, ...] = ()
+    most_gpus: int = 0
+
+    @property
+    def limited(self) -> bool:
+        """Whether any limit was given, of a class or of all."""
+        return any(a.limited for a in self.alternatives)
 
     @property
     def cheapest(self) -> Alternative | None:
         """Inside the limits at the lowest cost; of equal cost the simplest way."""
-        good = [a for a in self.alternatives if a.inside]
+        good = [a for a in self.alternatives if a.inside and a.limited]
         least = min((a.cost for a in good), default=0.0)
         near = [a for a in good if a.cost <= least * (1 + ALIKE)]
         order = (FCFS, PRIORITY, POOLS)
@@ -116,36 +139,48 @@ class ClassPlan:
 
 
 def price_classes(
-    specs: Sequence[ExperimentSpec], predict: Predictor, said: Said = lambda what, done, of: None
-) -> ClassPlan | None:
+    specs: Sequence[ExperimentSpec], predict: Predictor, said: Said = lambda what, done, of: None,
+    *, host_gpus: int | None = None,
+) -> ClassPlan | None:  # fmt: skip
     """Price the ways under the baseline's mix; None where it has fewer than two classes.
 
     `specs`: the study's experiments, the baseline first; its pools are tried with the knobs that
-    the others set.
+    the others set. host_gpus: how many there are, None: as many as the study's largest layout.
     """
     base, load = specs[0].configuration, specs[0].workload
     if len(load.classes) < 2:
         return None
-    return _Search(specs, replace(base, pools=()), load, predict, said).result()
+    there = host_gpus or max(spec.configuration.gpus for spec in specs)
+    return _Search(specs, replace(base, pools=()), load, predict, said, gpus=there).result()
 
 
 class _Search:
     def __init__(
         self, specs: Sequence[ExperimentSpec], base: Configuration, load: Workload,
-        predict: Predictor, said: Said,
+        predict: Predictor, said: Said, *, gpus: int,
     ) -> None:  # fmt: skip
         self.base, self.predict, self.said = base, predict, said
         self.group = groups_of(load.classes)
         self.load = ranked(load, self.group)
-        self.notes: tuple[str, ...] = ()
+        self.notes = list(odd_priorities(load))
         if self.load != load:
-            self.notes = ("no class has a priority: priced with 0 for the urgent, 1 for others",)
+            self.notes.append("no class has a priority: priced with 0 for the urgent, 1 for others")
         self.short = replace(
             self.load, duration_s=min(load.duration_s, LOOK_S), warmup_auto=False,
             warmup_s=min(load.warmup_s, LOOK_WARMUP_S),
         )  # fmt: skip
-        self.most = max(spec.configuration.replicas for spec in specs)
-        self.changes = list(_changes(specs))
+        each = base.knobs.gpus // (base.knobs.data_parallel_size or 1)
+        self.most = max(1, gpus // each)
+        changes = list(_changes(specs))
+        self.changes = changes[: max(1, MOST_LOOKS // self.most)]
+        left = len(changes) - len(self.changes)
+        if left:
+            self.notes.append(f"{left} of the study's {len(changes)} settings were not tried")
+        if self.most == 1:
+            self.notes.append(
+                f"pools were not tried: {gpus} GPU{'s' * (gpus != 1)} hold one replica of {each}"
+                f" GPU{'s' * (each != 1)}; more with hardware.count"
+            )
         self.given = [s.configuration for s in specs if s.configuration.pools]
         self.looked_at = 0
 
@@ -159,13 +194,14 @@ class _Search:
         ):
             if made:
                 found += self._way(way, made)
-        return ClassPlan(tuple(found), self.group, self.looked_at, self.notes)
+        most = max(a.configuration.gpus for a in found)
+        return ClassPlan(tuple(found), self.group, self.looked_at, tuple(self.notes), most)
 
     def _one_pool(self, policy: str) -> Iterable[Configuration]:
         """With the baseline's knobs and with what the study sets: pools may have these, too."""
         for replicas in range(1, self.most + 1):
             made = one_pool(self.base, replicas, policy)
-            for change in ({}, *self.changes[:MOST_CHANGES]):
+            for change in ({}, *self.changes):
                 yield replace(made, knobs=made.knobs.with_changes(change))
 
     def _pools(self) -> Iterable[Configuration]:
@@ -182,7 +218,11 @@ class _Search:
             looks.append(self._look(configuration))
         ordered = sorted(looks, key=lambda p: (p.rank[:3], p.configuration.gpus))
         hopeful = sorted(filter(_hopeful, looks), key=_small_first)
-        tried = [p.configuration for p in hopeful][:MOST_FULL]
+        tried = [
+            p.configuration
+            for gpus in sorted({p.configuration.gpus for p in hopeful})
+            for p in [h for h in hopeful if h.configuration.gpus == gpus][:MOST_FULL]
+        ]
         best = self._first_inside(way, tried)
         largest = [p.configuration for p in ordered if p.configuration.replicas == self.most]
         at_most = self._best_of(way, largest[:MOST_FULL])
@@ -206,7 +246,7 @@ class _Search:
         for number, configuration in enumerate(made):
             self.said(f"classes: {way}, in full", number, len(made))
             found = self.predict(configuration, self.load, {}, in_full=True)
-            if found.summary is not None and not found.void and not found.missed:
+            if _inside(found):
                 return self._in_full(way, configuration)
         return None
 
@@ -232,7 +272,15 @@ class _Search:
 
     def _in_full(self, way: str, configuration: Configuration) -> Alternative:
         found = self.predict(configuration, self.load, {}, bands=True, in_full=True)
-        return Alternative(way, self._words(configuration), found)
+        made = Alternative(way, self._words(configuration), found)
+        if not made.inside or not made.limited:
+            return made
+        others = [
+            self.predict(configuration, replace(self.load, seed=self.load.seed + n), {},
+                         in_full=True)
+            for n in range(1, DRAWS + 1)
+        ]  # fmt: skip
+        return replace(made, draws=DRAWS, held=sum(map(_inside, others)))
 
     def _words(self, configuration: Configuration) -> str:
         def replicas(n: int) -> str:
@@ -249,6 +297,11 @@ class _Search:
             count = replicas(pool.knobs.data_parallel_size or 1)
             told.append(", ".join([f"{count} for {' and '.join(pool.classes)}", *own(pool.knobs)]))
         return "; ".join(told)
+
+
+def _inside(found: Prediction) -> bool:
+    """Whether a run in full is one to rely on and meets every limit."""
+    return found.summary is not None and not found.void and found.missed == 0
 
 
 def _hopeful(look: Prediction) -> bool:

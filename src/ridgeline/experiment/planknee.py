@@ -14,7 +14,7 @@ from ridgeline.domain.workload import Arrivals, Workload
 from ridgeline.experiment.evidence import Doubt, Evidence
 from ridgeline.experiment.loadsteps import of_steps
 from ridgeline.experiment.predicting import Prediction, Predictor
-from ridgeline.experiment.steady import not_steady
+from ridgeline.experiment.steady import class_queue_grew, not_steady
 
 LOADS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)  # of the study's load
 PLATEAU = 0.95
@@ -117,3 +117,4 @@ def piles_up(e: Evidence) -> Iterator[Doubt]:
     parts = [own for _, own in of_steps(e)] if e.workload.arrivals.steps else [e]
     for part in parts:
         yield from not_steady(part)
+    yield from class_queue_grew(e)

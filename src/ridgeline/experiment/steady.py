@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from ridgeline.domain.metrics import per_second
+from ridgeline.domain.parts import named, select
 from ridgeline.domain.records import UNFINISHED, Bools, Floats, Ints
 from ridgeline.experiment.evidence import Doubt, Evidence, ms
 from ridgeline.experiment.windowing import warmup_ends
@@ -189,6 +191,29 @@ def _queue_grew(e: Evidence) -> Iterator[Doubt]:
         if drift is not None and drift > 0:
             yield Doubt(f"{QUEUE_GREW}, {what} rose by {drift:.0%} of its mean over"
                         " the window")  # fmt: skip
+
+
+def class_queue_grew(e: Evidence) -> Iterator[Doubt]:
+    """A class of an open loop whose own requests pile up, however few they are among the others.
+
+    A pool of its own that is too small, or a priority that never lets it in: over all requests it
+    is lost in the mean. Stepped loads are judged step by step elsewhere.
+    """
+    arrivals = e.workload.arrivals
+    if arrivals.closed_loop or arrivals.steps or e.window.seconds < FEWEST_POINTS:
+        return
+    if len(e.workload.classes) < 2:
+        return
+    for kind in e.workload.classes:
+        records = select(e.records, named(e.records, kind.name))
+        own = replace(e, records=records)
+        sent = int(np.count_nonzero(own.inside))
+        told = [d.text for d in _queue_grew(own) if d.text.startswith(QUEUE_GREW)]
+        for text in told[:1]:
+            yield Doubt(f"class {kind.name}: {text}", void=arrivals.trace is None)
+        if not told and 0 < sent < FEWEST_POINTS:
+            yield Doubt(f"class {kind.name}: {sent} requests in the window are too few to tell"
+                        " whether its queue grows", void=False)  # fmt: skip
 
 
 def _mean_by_time(e: Evidence, column: str) -> tuple[Floats, int]:

@@ -40,7 +40,7 @@ from ridgeline.experiment.counts import (
 from ridgeline.experiment.evidence import Doubt, Evidence, ms
 from ridgeline.experiment.loadsteps import of_steps, steps_not_reached, unsteady
 from ridgeline.experiment.measured import replicas_missing
-from ridgeline.experiment.steady import silent, trend, warmed_up, window_too_short
+from ridgeline.experiment.steady import class_queue_grew, silent, trend, warmed_up, window_too_short
 
 __all__ = ["Doubt", "Evidence", "judge", "trend"]
 
@@ -280,6 +280,7 @@ RULES = (
     window_too_short,
     client_limit,
     unsteady,
+    class_queue_grew,
     steps_not_reached,
     warmed_up,
     silent,
