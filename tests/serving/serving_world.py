@@ -11,6 +11,7 @@ from ridgeline.serving.states import (
     Action,
     Drain,
     Enter,
+    Hurry,
     Leave,
     Phase,
     Start,
@@ -52,6 +53,7 @@ class World:
         self.fewest_up = 10**9
         self.most_alive = 0
         self.kills: list[int] = []
+        self.hurried: list[int] = []
 
     def begin(self) -> None:
         self._do(self.supervisor.begin(self.now))
@@ -106,6 +108,9 @@ class World:
                     self._later(0.2, lambda n=n: sup.left(n, self.now))
                 case Drain(n):
                     self._later(self.drains_s, lambda n=n: sup.idle(n, self.now))
+                case Hurry(n):
+                    assert n in self.alive
+                    self.hurried.append(n)
                 case Stop(n, kill):
                     assert n not in self.wished, "stopped in rotation"
                     if kill:

@@ -97,3 +97,15 @@ def test_it_is_empty_only_by_pages_without_a_completion_of_ours() -> None:
     assert pulse.empty_pages == 2
     pulse.page(5.0, {"running": 1.0, "waiting": 0.0}, own=0)
     assert pulse.empty_pages == 0
+
+
+def test_without_counters_a_full_queue_is_not_hung_and_a_silent_health_is() -> None:
+    pulse = Pulse(LIMITS, 0.0)
+    for second in range(1, 60):
+        pulse.page(float(second), {}, own=1)
+        pulse.health(200)
+        pulse.well(float(second))
+        assert pulse.trouble(float(second)) is None
+    said = looked(pulse, 60, 69)
+    assert said is not None
+    assert said.startswith("hung: no completion and no step for")

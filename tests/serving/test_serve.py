@@ -392,6 +392,8 @@ def test_a_start_that_fails_ends_it_with_the_engines_words(tmp_path: Path) -> No
         (["--experiment", "othr"], "'othr'"),
         (["--engine", "twin"], "write `engine: vllm` there in place of `engine: twin`"),
         (["--apply"], "there is no such state folder"),
+        (["--apply", "--port", "9"], "--port: the serve that runs keeps what it was started with"),
+        (["--metrics-port", "8000"], "is the port of a pool too"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(

@@ -281,3 +281,28 @@ def test_whatever_happens_it_ends_with_nothing_left(
     assert world.supervisor.phase is Phase.ENDED
     assert not world.alive
     assert not world.rotation
+
+
+def test_a_second_stop_hurries_what_is_already_being_ended() -> None:
+    world = World(drains_s=1.0, stops_s=30.0)
+    world.begin()
+    world.run(15.0)
+    world.do(world.supervisor.stop(world.now))
+    world.run(20.0)
+    assert set(world.states().values()) == {State.STOPPING}
+    world.do(world.supervisor.stop_now(world.now))
+    assert world.hurried == [0, 1]
+    world.run(60.0)
+    assert world.supervisor.phase is Phase.ENDED
+
+
+def test_a_change_for_which_gpus_are_missing_is_rolled_back_and_not_the_end() -> None:
+    world = World(gpus=("0", "1"), gpus_each=1)
+    world.begin()
+    world.run(15.0)
+    world.do(world.supervisor.change(Wanted(1, 3, 1), world.now))
+    world.run(200.0)
+    assert world.supervisor.phase is Phase.SERVING
+    assert world.supervisor.failure is None
+    assert len(world.events("rolled-back")) == 1
+    assert {r.generation for r in world.supervisor.replicas} == {0}

@@ -304,6 +304,25 @@ def test_one_replica_and_no_router_named_needs_no_router(tmp_path: Path) -> None
         served.wait_for("changed")
 
 
+def test_after_a_kill_the_next_one_waits_for_what_still_ends(tmp_path: Path) -> None:
+    file, state = study(tmp_path), tmp_path / "state"
+    with serving_of(file, state, *FAST) as served:
+        served.look()
+        engines = [served.below(r["url"])[0] for r in served.state()["replicas"]]
+        for engine in engines:
+            engine.suspend()  # heeds no TERM: its guard takes 10 s
+        served.process.kill()
+        served.process.wait()
+    with serving_of(file, state, *FAST, ready_s=0) as again:
+        again.forget()
+        again.wait_for("starting")
+        begun = [e["event"] for e in again.events()]
+        assert begun.index("waiting") < begun.index("starting")
+        assert not any(engine.is_running() for engine in engines)
+        again.wait_for("serving")
+        assert ask(again.port)[0] == 200
+
+
 def test_another_router_is_not_told_as_changed(tmp_path: Path) -> None:
     file = study(tmp_path)
     with serving_of(file, tmp_path / "state") as served:

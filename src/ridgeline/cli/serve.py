@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from ridgeline.engines.started import Dialect
     from ridgeline.serving.pool import PoolSpec
 
+LAST_PORT = 65535
 POOL = "all"  # the name of the one pool of a study that has none of its own
 
 
 def serve(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A study file, or a winner.yaml.")],
     *,
     experiment: Annotated[
@@ -120,6 +122,7 @@ def serve(
     asked = serveapply.Request(file, experiment, engine)
     folder = state or Path("runs") / "serve" / _study_name(file)
     if apply:
+        _refuse_beside_apply(context)
         return serveapply.hand_over(asked, folder)
     key = key_of(api_key_env, api_key_file)
     check_host(host, key, allow_no_key=allow_no_key)
@@ -138,6 +141,8 @@ def serve(
         )  # fmt: skip
     direct = not ours and router_url is None
     # what stands before the replicas stays as it is, also when their number changes
+    if metrics_port and metrics_port in {spec.port for spec in wanted if spec.own_url is None}:
+        raise BadInput("is the port of a pool too", where=f"--metrics-port {metrics_port}")
     later = replace(first, router="none" if direct else router, chosen=False)
     settings = Settings(
         folder, _dialect, key, Limits.within(hung_seconds),
@@ -203,10 +208,28 @@ def pools_of(asked: "Request", before: Before, note: Callable[[str], None]) -> "
     if ready.knobs.load_format == "dummy" or "dummy" in launch.arguments:
         note("random weights are served (load_format dummy): the answers mean nothing")
     names = [pool.name for pool in ready.pools] or [POOL]
+    if before.router_url is None and before.port + len(names) - 1 > LAST_PORT:
+        raise BadInput(
+            f"{len(names)} pools need as many ports, the last one is {LAST_PORT}",
+            where=f"--port {before.port}", fix="give a lower one",
+        )  # fmt: skip
     return [
         PoolSpec(name, part, before.host, before.port + i, chosen, before.router_url)
         for i, (name, part) in enumerate(zip(names, ready.parts, strict=True))
     ]
+
+
+def _refuse_beside_apply(context: typer.Context) -> None:
+    """What the running serve was started with does not change by it."""
+
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and name not in {"file", "experiment", "engine", "state", "apply"}:
+            raise BadInput(
+                "the serve that runs keeps what it was started with",
+                where=f"--{name.replace('_', '-')}", fix="leave it out beside --apply",
+            )  # fmt: skip
 
 
 def _is_single(configuration: "Configuration") -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.cli.output import say
 from ridgeline.cli.serveapply import APPLY, LOCK, Request, handed_over
+from ridgeline.cli.serveearlier import await_end, guards_of
 from ridgeline.cli.servescreen import screen
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.secrets import mask
@@ -102,6 +103,7 @@ def serve_until_ended(
         for spec in specs:
             if spec.own_url is None:
                 stack.enter_context(port_held(spec.host, spec.port))
+        before = guards_of(settings.folder)
         shown = stack.enter_context(screen(lambda: service.told))
         events = EventLog(settings.folder, shown.line, hide)
         service = Service(specs, settings, gpus, events, take)
@@ -110,6 +112,8 @@ def serve_until_ended(
         stack.enter_context(_signals(service))
         for spec in specs:
             events.tell("url", f"requests go to {spec.url}/v1", pool=spec.name, url=spec.url)
+        if before:
+            await_end(before, events)
         service.run()
         return None if service.failure is None else hide(service.failure)
 

@@ -44,6 +44,7 @@ class Front:
         self._process: EngineProcess | None = None
         self._liveness: Liveness | None = None
         self._ending: threading.Thread | None = None
+        self._ending_pid: int | None = None  # of one that was asked to end
         self._back_off, self._stream = BackOff(first_s=0.2, cap_s=10.0), random.Random()
         self._in_a_row = 0
         self._due_s = self._started_s = 0.0
@@ -83,6 +84,9 @@ class Front:
         """End it; True once nothing of it is left. Asked again and again."""
         if self._process is not None:
             self._stop(kill=kill)
+        elif kill and self._ending_pid is not None:
+            kill_below(self._ending_pid)
+            self._ending_pid = None
         return self._ending is None or not self._ending.is_alive()
 
     def _start(self, urls: Collection[str], now: float) -> None:
@@ -105,6 +109,7 @@ class Front:
             liveness.close()
         if process is None:
             return
+        self._ending_pid = None if kill else process.pid
 
         def work() -> None:
             if kill:

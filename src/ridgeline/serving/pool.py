@@ -22,6 +22,7 @@ from ridgeline.serving.states import (
     Action,
     Drain,
     Enter,
+    Hurry,
     Leave,
     Phase,
     Start,
@@ -90,6 +91,7 @@ class Pool:
         self._generations = {0: spec}
         self.supervisor = Supervisor(settings.policy, spec.wanted(0), places, random.Random())
         self._running: dict[int, Running] = {}
+        self._stopping: dict[int, Running] = {}
         self._ports: dict[int, int] = {}
         self._wished: dict[int, str] = {}
         self._version = 0
@@ -184,6 +186,7 @@ class Pool:
         rows = []
         for replica in self.supervisor.replicas:
             running = self._running.get(replica.number)
+            held = running or self._stopping.get(replica.number)
             watcher = None if running is None else running.watcher
             up = replica.state is State.UP
             rows.append({
@@ -191,6 +194,7 @@ class Pool:
                 "url": None if running is None else running.url,
                 "gpus": list(replica.gpus), "restarts": replica.restarts,
                 "configuration": replica.generation,
+                "process": None if held is None else held.pid,
                 "running": None if watcher is None else watcher.running(),
                 "answer_s": None if watcher is None else watcher.answer_s(),
                 "ready_s": None if running is None else running.ready_s,
@@ -234,6 +238,8 @@ class Pool:
                     self._drain(number)
                 case Stop(number, kill):
                     self._stop(number, kill=kill)
+                case Hurry(number):
+                    self._stopping[number].hurry()
 
     def _start(self, number: int, generation: int, gpus: tuple[str, ...]) -> None:
         spec = self._generations[generation]
@@ -280,9 +286,10 @@ class Pool:
         )  # fmt: skip
 
     def _stop(self, number: int, *, kill: bool) -> None:
-        running = self._running.pop(number)
+        running = self._stopping[number] = self._running.pop(number)
 
         def stopped(left: Sequence[str]) -> None:
+            self._stopping.pop(number, None)
             for line in left:
                 self._tell("left-behind", line, number)
             self._do(self.supervisor.stopped(number, time.monotonic()))

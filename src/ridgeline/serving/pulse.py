@@ -2,7 +2,8 @@
 
 A hung engine answers /health with 200. A sign of life is a completion that came back, or a counter
 of steps or tokens that moved: under load a completion of one token may wait in the queue for
-minutes while the engine works.
+minutes while the engine works. An engine without counters (their page is switched off) is hung only
+when its /health is silent too.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Pulse:
 
     def __init__(self, limits: Limits, now: float) -> None:
         self._limits = limits
-        self._life_s = now
+        self._life_s = self._well_s = now
         self._looked_s = now
         self._counts: tuple[tuple[str, float], ...] = ()
         self._refusals = 0
@@ -73,17 +74,25 @@ class Pulse:
         self._refusals = self._refusals + 1 if bad else 0
         self._health = status
 
+    def well(self, now: float) -> None:
+        """/health was answered, with anything."""
+        self._well_s = now
+
     def trouble(self, now: float) -> str | None:
         """What is wrong with it, None while nothing is.
 
         Time in which nobody looked (a machine that slept, a starved supervisor) is not held
         against it.
         """
-        self._life_s += max(0.0, now - self._looked_s - 2 * self._limits.page_s)
+        unseen_s = max(0.0, now - self._looked_s - 2 * self._limits.page_s)
+        self._life_s += unseen_s
+        self._well_s += unseen_s
         self._looked_s = now
         if self._refusals >= REFUSALS:
             said = "nobody listens" if self._health is None else f"status {self._health}"
             return f"unwell: /health: {said}, {self._refusals} times in a row"
+        if not self._counts and now - self._well_s < self._limits.hung_s:
+            return None  # no counter tells a full queue from a hung engine
         silent_s = now - self._life_s
         if silent_s < self._limits.hung_s:
             return None

@@ -34,7 +34,7 @@ class Running:
         self._dialect, self._configuration, self._launch = dialect, configuration, launch
         self._at, self._key, self._limits = at, key, limits
         self.url = f"http://{contact(at[0])}:{at[1]}"
-        self._given_up = threading.Event()
+        self._given_up, self._hurried = threading.Event(), threading.Event()
         self._replica: beside.Replica | None = None
         self._watcher: Watcher | None = None
         self._starting: threading.Thread | None = None
@@ -84,6 +84,18 @@ class Running:
             return beside.ended(self._replica, code, "while it served").what
         return self._watcher.trouble()
 
+    @property
+    def pid(self) -> int | None:
+        """The process that guards it, None before it was started."""
+        return None if self._replica is None else self._replica.process.pid
+
+    def hurry(self) -> None:
+        """Wait no more for its end, which has begun."""
+        self._hurried.set()
+        pid = self.pid
+        if pid is not None:
+            threading.Thread(target=kill_below, args=(pid,), daemon=True).start()
+
     def stop(self, kill: bool, stopped: Callable[[Sequence[str]], None]) -> None:
         """End its processes; with `kill` without a grace time."""
 
@@ -110,7 +122,7 @@ class Running:
             self._replica.process.stop()
             if pids := self._replica.process.left:
                 left.append(f"processes that could not be ended: {', '.join(map(str, pids))}")
-            if self._memory is not None:
+            if self._memory is not None and not self._hurried.is_set():
                 left += self._memory.wait_for_it()
         return left
 

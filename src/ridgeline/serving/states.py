@@ -103,6 +103,13 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Hurry:
+    """It is being ended: do not wait for that any more."""
+
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Something worth a line. `facts` go into the record beside the words."""
 
@@ -112,4 +119,4 @@ class Tell:
     facts: dict[str, object] = field(default_factory=dict)
 
 
-Action = Start | Enter | Leave | Drain | Stop | Tell
+Action = Start | Enter | Leave | Drain | Stop | Hurry | Tell

@@ -16,6 +16,7 @@ from ridgeline.serving.states import (
     Action,
     Drain,
     Enter,
+    Hurry,
     Leave,
     Phase,
     Replica,
@@ -153,7 +154,9 @@ class Supervisor:
                 self._start(replica, now)
             elif due and replica.state is State.DRAINING:
                 limit = f"{self._policy.drain_s:g} s"
-                self._tell("cut", f"requests still run after {limit}; they are cut off", replica)
+                self._tell(
+                    "cut", f"it was not seen empty for {limit}; what still runs is cut off", replica
+                )
                 self._end(replica, now)
         if self.phase is Phase.CHANGING:
             self._change_on(now)
@@ -190,6 +193,9 @@ class Supervisor:
         for replica in self.replicas:
             if replica.state in RUNNING:
                 self._end(replica, now, kill=True)
+            elif replica.state is State.STOPPING:
+                replica.back = False
+                self._actions.append(Hurry(replica.number))
             else:
                 self._take_down(replica, now)
         return self.tick(now)

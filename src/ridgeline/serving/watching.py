@@ -69,6 +69,7 @@ class Watcher:
                     self._pulse.page(time.monotonic(), readings, self._own)
                     if health != LATE:
                         self._pulse.health(health)
+                        self._pulse.well(time.monotonic())
         finally:
             probe.close()
 
