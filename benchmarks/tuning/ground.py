@@ -16,7 +16,9 @@ import numpy as np
 from benchmarks.tuning import real
 from benchmarks.tuning.landscape import Landscape, columns, load
 from benchmarks.tuning.settings import Setting
+from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.records import Floats
+from ridgeline.domain.workload import Workload
 from ridgeline.tuning.port import Ask, Expected
 from ridgeline.tuning.trial import Candidate, Miss, State, Trial
 
@@ -60,6 +62,16 @@ class ReplayGround:
     def name(self) -> str:
         """The setting's."""
         return self.setting.name
+
+    @property
+    def baseline(self) -> Configuration:
+        """What is tuned."""
+        return self.setting.configuration
+
+    @property
+    def workload(self) -> Workload:
+        """What is offered."""
+        return self.setting.workload
 
     @property
     def gpus(self) -> int:

@@ -107,7 +107,7 @@ class RealGround:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.space, _, _, self.candidates, self._runs = _measured()
+        self.space, self.baseline, self.workload, self.candidates, self._runs = _measured()
         self._rows = {self.space.resolved(c).identity: i for i, c in enumerate(self.candidates)}
         self.crashing = np.zeros(len(self.candidates), dtype=bool)
         figures = np.exp([np.log(rows).mean(axis=0) for rows in self._runs])

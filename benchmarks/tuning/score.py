@@ -7,34 +7,28 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.tuning.rivals import Grid, RandomSearch, Tpe, incumbent
 from ridgeline.domain.slo import slo_from_mapping
-from ridgeline.tuning.duel import DuelPlan, Round, stand
 from ridgeline.tuning.port import Policy
 from ridgeline.tuning.risk import Risk
 from ridgeline.tuning.search import Search, Windows
-from ridgeline.tuning.shrink import shrink
 from ridgeline.tuning.trial import Candidate, History
 
 WITHIN = 0.98
 SHORT_S, LONG_S = 10.0, 25.0
 MOST_TRIALS = 200  # of a rival, after which a search counts as not having come there
-ANSWER_S = 2400.0  # GPU seconds of each GPU after which our own search names its finalists
+ANSWER_S = 2400.0  # GPU seconds of each GPU that our own search goes on for at least
 MOST_S = 7200.0  # of each GPU, after which it counts as not having come there
-FINALISTS = 3
-DUEL_S = 25.0
 POLICIES = ("random", "grid", "tpe", "ours")
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """One search. reach_s: GPU seconds until the incumbent was truly near the optimum, infinite
-    when it never was. spent_s: of the search, ours up to its answer. regret: of the final answer's
-    true value, of the optimum's (0.02 = 2 % below); None without an answer. infeasible, crashed:
-    the answer's true state. error: log of the final estimate over the true value. crashes: starts
-    that failed.
+    when it never was. spent_s: of the search, ours up to `ANSWER_S`. Of a rival's answer, its
+    incumbent at the end: regret of its true value, of the optimum's (0.02 = 2 % below; None without
+    an answer), infeasible and crashed its true state, error the log of its measured value over the
+    true one. crashes: starts that failed.
     """
 
     setting: str
@@ -48,17 +42,17 @@ class Score:
     error: float | None
     crashes: int
     trials: int
-    duel_s: float = 0.0
 
 
 def run(ground: Any, policy: str, seed: int, most_s: float = math.inf) -> Score:
     """Replay one search. A rival's ends when it is near the optimum, at `MOST_TRIALS` or `most_s`.
 
-    Ours has a user's budget (`ANSWER_S`), at whose end its finalists meet; where it was not near by
-    then it goes on like a rival, for `reach_s` alone.
+    Ours goes on for `ANSWER_S` at least and gives no answer here: what `ridgeline tune` answers,
+    duel and all inside its budget, is scored in `ending`. Where it was not near by then it goes on
+    like a rival, for `reach_s` alone.
     """
-    chooser = _policy(ground, policy, seed)
-    search = _Replay(ground, chooser)
+    chooser = policy_of(ground, policy, seed)
+    search = Replay(ground, chooser)
     if not isinstance(chooser, Search):
         search.go(most_s, MOST_TRIALS, until_near=math.isinf(most_s))
         best = incumbent(search.history.trials)
@@ -69,11 +63,11 @@ def run(ground: Any, policy: str, seed: int, most_s: float = math.inf) -> Score:
     answered = search.history
     if math.isinf(search.reach):
         search.go(min(most_s, MOST_S * ground.gpus), until_near=True)
-    return _ended(ground, chooser, answered, seed, search.reach)
+    return _Ended(ground, policy, seed, answered, search.reach).score(None, None)
 
 
 @dataclass
-class _Replay:
+class Replay:
     """A search that goes on. reach: GPU seconds until its incumbent was near the optimum."""
 
     ground: Any
@@ -95,7 +89,8 @@ class _Replay:
                     self.reach = self.history.gpu_s
 
 
-def _policy(ground: Any, name: str, seed: int) -> Policy:
+def policy_of(ground: Any, name: str, seed: int) -> Policy:
+    """The policy of POLICIES with this name."""
     space = ground.space
     if name == "random":
         return RandomSearch(space, ground, SHORT_S, seed)
@@ -124,50 +119,6 @@ def _near(ground: Any, candidate: Candidate) -> bool:
     )
 
 
-def _ended(ground: Any, search: Search, history: History, seed: int, reach: float) -> Score:
-    """Ours ends with a duel; the estimate is the shrunk one of its winner."""
-    end = _Ended(ground, "ours", seed, history, reach)
-    finalists = [s.candidate for s in search.standings(history)[:FINALISTS]]
-    if not finalists:
-        return end.score(None, None)
-    leader, value, seconds = duel(ground, [Candidate(), *finalists])
-    return end.score(leader, value, seconds)
-
-
-def duel(
-    ground: Any, contenders: Sequence[Candidate]
-) -> tuple[Candidate | None, float | None, float]:
-    """Winner, shrunk estimate, GPU seconds. Whoever misses a limit over its rounds is out."""
-    unique = {c.key: c for c in contenders}
-    rivals = list(unique.values())
-    plan = DuelPlan(len(rivals))
-    rounds: list[Round] = []
-    limits = np.log(list(ground.limits.values()))
-    slow: list[list[np.ndarray]] = [[] for _ in rivals]
-    barred: frozenset[int] = frozenset()
-    state = stand(rounds, plan)
-    while not state.done:
-        row: dict[int, float | None] = {}
-        for c, candidate in enumerate(rivals):
-            if c not in state.out:
-                number = 10_000 + 100 * len(rounds) + c
-                figures, _ = ground.one(candidate, number, DUEL_S)
-                row[c] = float(figures[0])
-                slow[c].append(np.log(figures[1:]))
-        rounds.append(row)
-        means = [np.mean(s, axis=0) if s else None for s in slow]
-        if len(rounds) >= plan.least:
-            barred |= {c for c, m in enumerate(means) if m is not None and (m > limits).any()}
-        state = stand(rounds, plan, barred)
-    seconds = sum(len(r) for r in rounds) * (DUEL_S + 4.0) + ground.cost_s(rivals, 0.0)
-    if state.leader is None:
-        return None, None, seconds
-    # The baseline is no finalist; where it wins, it is told as measured.
-    group = [c for c in range(len(rivals)) if rivals[c].change and c not in barred]
-    found = shrink(rounds, group if state.leader in group else [state.leader])
-    return rivals[state.leader], found[state.leader].value, seconds
-
-
 @dataclass(frozen=True, slots=True)
 class _Ended:
     """A search that is over."""
@@ -178,7 +129,7 @@ class _Ended:
     history: History
     reach: float
 
-    def score(self, found: Candidate | None, value: float | None, duel_s: float = 0.0) -> Score:
+    def score(self, found: Candidate | None, value: float | None) -> Score:
         """Held against the truth: the answer, and what it was estimated to give."""
         ground, truth = self.ground, self.ground.truth
         row = None if found is None else ground.row(found)
@@ -191,7 +142,7 @@ class _Ended:
             crashes,
             None if own is None or value is None else math.log(value / own),
             sum(t.state == "crashed" for t in self.history.trials),
-            len(self.history.trials), duel_s,
+            len(self.history.trials),
         )  # fmt: skip
 
 
