@@ -215,6 +215,7 @@ def test_secrets_in_labels_are_masked(tmp_path: Path, capsys: pytest.CaptureFixt
     ("arguments", "words"),
     [
         ([], "give the URL of a running server, or saved pages"),
+        (["--log", "PAGE", "NOISE"], "NOISE: is a file, and the URL of a server belongs here"),
         (["http://127.0.0.1:1", "--from", "x"], "give the URL of a running server, or saved pages"),
         (["--from", "absent.txt"], "absent.txt: cannot be read"),
         (["--from", "PAGE", "--probe"], "need a running server"),

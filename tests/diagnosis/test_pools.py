@@ -9,6 +9,7 @@ from ridgeline.diagnosis.evidence import Evidence
 from ridgeline.diagnosis.finding import Finding
 from ridgeline.diagnosis.pools import BATCH, URGENT, groups_of, with_pools
 from ridgeline.diagnosis.ranking import diagnose
+from ridgeline.domain.slo import parse_slo
 from ridgeline.domain.workload import Lengths, Outputs, Prompts, TrafficClass
 from support.situations import Q8, TUNED
 from support.staging import load, serving, stage
@@ -44,7 +45,7 @@ def test_two_engines_have_all_three_ways_priced(two: Finding) -> None:
     assert set(by) == {"two pools", "scheduling_policy"}
     for change in two.tries:
         metrics = {g.metric for g in change.gain}
-        assert metrics == {"ttft_p95_s[urgent]", "e2e_mean_s[batch]"}
+        assert metrics == {"ttft_p95_s[urgent]", "e2e_mean_s[batch]", "ttft_p95_s[all]"}
         for gain in change.gain:
             assert gain.low < gain.ratio < gain.high
             assert gain.better == (gain.high < 1)
@@ -107,3 +108,37 @@ def test_a_studys_classes_and_their_priorities_go_first() -> None:
     assert groups is not None
     assert groups.group == {"chat": BATCH, "documents": URGENT}
     assert groups.how == "the study's classes"
+
+
+def _with_limit(e: Evidence, limit_ms: float) -> Evidence:
+    """The study's classes, with a limit on the short ones' p95 TTFT, and priorities."""
+    chat = replace(CHAT, priority=0, slo=parse_slo(f"ttft_p95_ms={limit_ms:g}"))
+    plan = load(rate=14.0, classes=[chat, replace(DOCUMENTS, priority=10)])
+    return replace(e, known=replace(e.known, workload=plan, priorities=True))
+
+
+def test_the_way_that_is_inside_the_limit_is_recommended(two: Finding) -> None:
+    """Between what pools and priorities give the short requests: only pools are inside."""
+    told = {f.name: f.words for f in two.evidence}
+    seconds = {way: float(words.split("short requests ")[1].split(" s")[0])
+               for way, words in told.items() if "short requests " in words}  # fmt: skip
+    pools = next(s for way, s in seconds.items() if not way.startswith("one pool"))
+    others = min(s for way, s in seconds.items() if way.startswith("one pool"))
+    assert pools < others
+    limit_ms = 1e3 * (pools * others) ** 0.5
+    e = _with_limit(_mixed(2, 14.0), limit_ms)
+    found = {f.id: f for f in with_pools(e, diagnose(e))}
+    title = found["mixed-classes"].title
+    assert "pools (" in title.split("; ", 1)[1].split(" is recommended")[0]
+    assert f"the only one inside the short ones' limit of {limit_ms:.4g} ms" in title
+    # one verdict on the policy: the note has no second one
+    assert not [t for t in found["priority"].tries if t.knob == "scheduling_policy"]
+    assert any("told with the two kinds of traffic" in f.words for f in found["priority"].evidence)
+    assert any(t.knob == "scheduling_policy" and t.gain for t in found["mixed-classes"].tries)
+
+
+def test_a_limit_that_nothing_holds_is_said() -> None:
+    e = _with_limit(_mixed(2, 14.0), 0.001)
+    title = next(f.title for f in with_pools(e, diagnose(e)) if f.id == "mixed-classes")
+    assert "is recommended, though none of the ways is inside" in title or (
+        "one pool, fcfs stays" in title)  # fmt: skip

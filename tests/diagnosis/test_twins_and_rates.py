@@ -10,17 +10,19 @@ import jsonschema
 import pytest
 from diagnosis_pages import R, W, evidence, findings
 from rich.console import Console
+from rich.padding import Padding
 
 from ridgeline.cli.doctor_page import page as printed
 from ridgeline.cli.main import run as ridgeline
 from ridgeline.cli.watchpage import view
-from ridgeline.cli.watchstate import as_json
+from ridgeline.cli.watchstate import State, as_json
 from ridgeline.diagnosis.asking import with_gains
 from ridgeline.diagnosis.evidence import Evidence, Known
-from ridgeline.diagnosis.finding import Finding
+from ridgeline.diagnosis.finding import Finding, Gain, Try
 from ridgeline.diagnosis.known import with_configuration
 from ridgeline.diagnosis.live import Now, Price, figures
 from ridgeline.diagnosis.ranking import diagnose
+from ridgeline.diagnosis.wording import ms
 from ridgeline.domain.knobs import Configuration, Knobs
 from ridgeline.report.watched import watched_console
 from ridgeline.report.watchedpage import render
@@ -200,3 +202,56 @@ def test_a_recording_of_a_twin_is_called_one(full: Staged, tmp_path: Path) -> No
     assert "GPUs" in target.export_text()
     assert "<b>TWIN</b>" in render(tmp_path / "twin")
     assert "<b>MEASURED</b>" in render(tmp_path / "real")
+
+
+def test_times_are_written_out() -> None:
+    assert ms(2.0).replace("\u2009", " ") == "2 000 ms"
+    assert ms(0.0123) == "12.3 ms"
+
+
+def _limit(share: float) -> Finding:
+    return Finding(f"limit-{share}", "held back", "limit", share)
+
+
+def test_shares_that_overlap_are_said_to() -> None:
+    e = evidence(f'{R}{{engine="0"}} 1\n')
+    told = "\n".join(str(line) for line in printed(e, [_limit(0.7), _limit(0.5)], ["x"]))
+    assert "overlap" in told
+    told = "\n".join(str(line) for line in printed(e, [_limit(0.7), _limit(0.2)], ["x"]))
+    assert "overlap" not in told
+
+
+def test_the_end_of_a_recording_says_what_was_kept(
+    full: Staged, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = State(_Two(full.evidence()), tmp_path / "kept")  # type: ignore[arg-type]
+    for _ in range(3):
+        state.look()
+    state.close()
+    assert "recorded: 3 looks at 2 replicas in" in " ".join(capsys.readouterr().err.split())
+
+
+class _Two:
+    """A pool of two replicas that stay as they are."""
+
+    replicas = ()
+
+    def __init__(self, e: Evidence) -> None:
+        self._rows = [figures(f"http://127.0.0.1:{port}", e, Price()) for port in (8801, 8802)]
+
+    def now(self) -> list[Now]:
+        return self._rows
+
+
+@pytest.mark.parametrize(
+    ("metric", "low", "high", "word"),
+    [("ttft_p95_s", 1.2, 3.0, ": worse"), ("ttft_p95_s", 0.9, 1.3, ": no better"),
+     ("output_tokens_per_s", 0.5, 0.8, ": worse"), ("rate_carried", 0.9, 1.1, ": no better")],
+)  # fmt: skip
+def test_what_is_surely_worse_is_called_so(metric: str, low: float, high: float, word: str) -> None:
+    gain = Gain(metric, (low * high) ** 0.5, low, high, better=False)
+    change = Try("max_num_seqs", "4", {"max_num_seqs": 4}, gain=(gain,))
+    finding = Finding("x", "held back", "limit", 0.5, tries=(change,))
+    rows = printed(evidence(f'{R}{{engine="0"}} 1\n'), [finding], ["x"])
+    shown = [str(row.renderable) for row in rows if isinstance(row, Padding)]
+    assert any(line.endswith(word) for line in shown)

@@ -92,6 +92,7 @@ def doctor(
     Reads /metrics about once a second and adds no traffic, unless --probe is given. vLLM from 0.9
     on; SGLang, TensorRT-LLM, llama.cpp and TGI as far as they tell.
     """
+    sourceoptions.check_urls(urls)
     _check_source(urls, saved, prometheus)
     sourceoptions.check_prometheus_options(
         prometheus, match or gpu_match, prometheus_token_file or prometheus_user_file

@@ -14,10 +14,12 @@ _ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM", "llama
             "tgi": "TGI"}  # fmt: skip
 _KINDS = {"fault": ("FAULT", "bold red"), "limit": ("LIMIT", "bold yellow"),
           "fine": ("FINE", "bold green"), "note": ("note", "dim")}  # fmt: skip
+_MORE_IS_BETTER = ("output_tokens_per_s", "rate_carried")
 _METRICS = {
     "output_tokens_per_s": "output tokens/s", "rate_carried": "requests/s that can be carried",
     "itl_mean_s": "mean time between tokens",
     "ttft_p95_s[urgent]": "p95 TTFT of the short requests",
+    "ttft_p95_s[all]": "p95 TTFT of all requests",
     "e2e_mean_s[batch]": "mean time of the long requests",
     "itl_p99_s": "p99 time between tokens", "ttft_p50_s": "median TTFT", "ttft_p95_s": "p95 TTFT",
 }  # fmt: skip
@@ -32,6 +34,9 @@ def page(
         shown.append(Text(""))
         shown += _one(finding, number)
     shown.append(Text(""))
+    if sum(f.share for f in findings if f.kind == "limit") > 1:
+        shown.append(Text("The shares of a request's time overlap: two limits may hold back the"
+                          " same part of it.", "dim"))  # fmt: skip
     if any(t.gain for f in findings for t in f.tries):
         shown.append(Text("Gains are predictions of the digital twin, not measurements; in brackets"
                           " where they are expected nine times of ten.", "dim"))  # fmt: skip
@@ -91,7 +96,7 @@ def _one(finding: Finding, number: int) -> list[Text | Padding]:
         lines += [Text(f"    {words}") for words in _expected(change)]
     lines += [Text(f"will not help: {w.knob} ({w.why})") for w in finding.will_not_help]
     how = f"confidence {finding.confidence}; {finding.docs}"
-    if finding.kind in ("limit", "fault") and finding.share:
+    if finding.kind == "limit" and finding.share:
         how = f"accounts for {finding.share:.0%} of a request's time; {how}"
     lines.append(Text(how, "dim"))
     return [title, *(Padding(line, (0, 0, 0, 3)) for line in lines)]
@@ -112,5 +117,6 @@ def _expected(change: Try) -> Iterable[str]:
 
 def _gain(gain: Gain) -> str:
     name = _METRICS.get(gain.metric, gain.metric)
-    what = "better" if gain.better else "no better"
+    worse = gain.high < 1 if gain.metric in _MORE_IS_BETTER else gain.low > 1
+    what = "better" if gain.better else "worse" if worse else "no better"
     return f"twin: {name} x {gain.ratio:.2f} ({gain.low:.2f} to {gain.high:.2f}): {what}"

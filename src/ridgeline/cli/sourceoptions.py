@@ -53,3 +53,11 @@ def check_prometheus_options(
         raise BadInput(
             "needs --prometheus URL", where="--prometheus-token-file and --prometheus-user-file"
         )
+
+
+def check_urls(urls: list[str] | None) -> None:
+    """Raises BadInput for a file where a URL belongs: a second one behind --log, mostly."""
+    for url in urls or []:
+        if "://" not in url and Path(url).is_file():
+            raise BadInput("is a file, and the URL of a server belongs here", where=url,
+                           fix="--log and --from take one file each: repeat them")  # fmt: skip

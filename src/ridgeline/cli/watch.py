@@ -82,6 +82,7 @@ def watch(
         raise BadInput(
             "give the URLs of running servers, or --prometheus URL, or --write-rules DIR"
         )
+    sourceoptions.check_urls(urls)
     check_prometheus_options(
         prometheus, match or gpu_match, prometheus_token_file or prometheus_user_file
     )

@@ -39,6 +39,7 @@ class State:
         self._folders: dict[str, Path] = {}
         self._said: set[str] = set()
         self._failing = False
+        self._looks = 0
         self.now: list[Now] = pool.now()
 
     @property
@@ -81,6 +82,9 @@ class State:
             except (OSError, StoreError) as error:
                 say(f"{self._record}: telemetry.parquet cannot be written ({error}); `ridgeline"
                     " report` makes it of figures.jsonl")  # fmt: skip
+            if self._looks:
+                say(f"recorded: {self._looks} looks at {len(self.now)} replicas in {self._record};"
+                    f" `ridgeline report {self._record}` shows them")  # fmt: skip
 
     def _try_to_keep(self, folder: Path) -> None:
         """A disk that is full ends no view: it is said once, and tried again at the next look."""
@@ -107,6 +111,7 @@ class State:
             if file.tell() and not _ends_a_line(file):
                 file.write(b"\n")  # behind one that a kill or a full disk cut off
             file.write("".join(lines).encode())
+        self._looks += 1
         if at - self._kept < RECORD_EVERY_S:
             return
         self._kept = at

@@ -30,8 +30,10 @@ from ridgeline.engines.twin_pools import E2E, ITL, TTFT, Priced, figures, price,
 WINDOW_S, WARMUP_S = 20.0, 8.0
 BESIDE = {TTFT: 0.25, E2E: 0.10}  # what no constant explains of a ratio, as in gain.py
 SHOWN = ((URGENT, TTFT), (BATCH, E2E))
+ALL = "all"
 WORDS = {f"{TTFT}[{URGENT}]": "p95 TTFT of the short requests",
          f"{E2E}[{BATCH}]": "mean time of the long requests"}  # fmt: skip
+LIMIT = "ttft_p95_ms"
 MOST_SPLITS = 7
 CANNOT = tuple(Wont(hope, why) for hope, why in classways.CANNOT)
 
@@ -47,7 +49,20 @@ class Groups:
 
 def with_pools(e: Evidence, findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings, that of mixed classes with the prices of the ways to serve them."""
-    return tuple(_priced(e, f) if f.id == "mixed-classes" else f for f in findings)
+    found = [_priced(e, f) if f.id == "mixed-classes" else f for f in findings]
+    if any(t.gain for f in found if f.id == "mixed-classes" for t in f.tries):
+        found = [_said_there(f) if f.id == "priority" else f for f in found]
+    return tuple(found)
+
+
+def _said_there(finding: Finding) -> Finding:
+    """The note about the policy, where the other finding has its gains: one verdict on a knob."""
+    tries = tuple(t for t in finding.tries if t.knob != "scheduling_policy")
+    if len(tries) == len(finding.tries):
+        return finding
+    fact = Fact("gains", None, "what the policy gives each class, and all requests together, is"
+                " told with the two kinds of traffic")  # fmt: skip
+    return replace(finding, tries=tries, evidence=(*finding.evidence, fact))
 
 
 def _priced(e: Evidence, finding: Finding) -> Finding:
@@ -79,8 +94,13 @@ def _said(
     e: Evidence, finding: Finding, groups: Groups, priced: Mapping[str, Priced], rate: float
 ) -> Finding:
     gains = {name: _gains(p) for name, p in priced.items() if name != FCFS}
-    good = {name: g for name, g in gains.items() if _recommended(g)}
-    best = min(good, key=lambda name: good[name][0].high, default=None)
+    limit = _limit_s(groups)
+    within = {name: limit is None or p.figures.get((URGENT, TTFT), float("inf")) <= limit
+              for name, p in priced.items()}  # fmt: skip
+    forced = limit is not None and not within[FCFS]  # then what holds the limit goes first
+    good = {name: g for name, g in gains.items() if _recommended(g, forced and within[name])}
+    best = min(good, key=lambda name: (forced and not within[name], good[name][0].high),
+               default=None)  # fmt: skip
     order = sorted(gains, key=lambda name: name != best)
     facts = [Fact("rate", rate, f"priced at {rate:.3g} requests/s; {groups.how}", "requests/s")]
     facts += [_figures_fact(name, p) for name, p in priced.items()]
@@ -88,7 +108,7 @@ def _said(
     if not any(name.startswith(POOLS) for name in gains):
         tries = (*tries, Try("two pools", "long requests on GPUs of their own", None,
                              why_no_gain="one engine: two pools need a second one"))  # fmt: skip
-    said = f"{best} is recommended" if best else (
+    said = f"{best} is recommended{_because(limit, within, best, gains)}" if best else (
         "one pool, fcfs stays: nothing else is clearly better for the short requests without being"
         " clearly worse for the long ones")  # fmt: skip
     return replace(
@@ -96,24 +116,52 @@ def _said(
     )
 
 
-def _recommended(gains: Sequence[Gain]) -> bool:
-    """Clearly better for the short requests, and not clearly worse for the long ones."""
+def _limit_s(groups: Groups) -> float | None:
+    """The strictest limit on the urgent classes' p95 TTFT; None where they have none."""
+    found = [limit.value / 1e3 for kind in groups.classes if groups.group[kind.name] == URGENT
+             for limit in kind.slo.limits if limit.key == LIMIT]  # fmt: skip
+    return min(found, default=None)
+
+
+def _because(
+    limit: float | None, within: Mapping[str, bool], best: str, gains: Mapping[str, Sequence[Gain]]
+) -> str:
+    """What the limit has to do with it, and what the long requests pay."""
+    if limit is None or within[FCFS]:
+        return ""
+    inside = [name for name in gains if within[name]]
+    if not within[best] and inside:
+        return (f", though {inside[0]} alone is inside the short ones' limit of {limit * 1e3:.4g}"
+                " ms, and not clearly better")  # fmt: skip
+    if not within[best]:
+        return f", though none of the ways is inside the short ones' limit of {limit * 1e3:.4g} ms"
+    rest = [name for name in gains if name != best]
+    alone = "the only one" if not any(within[name] for name in rest) else "which is"
+    batch = next((g for g in gains[best] if g.metric == f"{E2E}[{BATCH}]"), None)
+    pays = f"; the long ones take x {batch.ratio:.2f} as long" if batch and batch.low > 1 else ""
+    return f", {alone} inside the short ones' limit of {limit * 1e3:.4g} ms{pays}"
+
+
+def _recommended(gains: Sequence[Gain], holds: bool) -> bool:
+    """Clearly better for the short requests, and not clearly worse for the long ones: unless it
+    holds a limit that the present way misses.
+    """
     by = {g.metric: g for g in gains}
     if len(by) < len(SHOWN):
         return False
     urgent, batch = (by[f"{figure}[{group}]"] for group, figure in SHOWN)
-    return urgent.high < 1 and batch.low <= 1
+    return urgent.high < 1 and (holds or batch.low <= 1)
 
 
 def _gains(priced: Priced) -> list[Gain]:
     found = []
-    for group, figure in SHOWN:
+    for group, figure in (*SHOWN, ("", TTFT)):
         if (group, figure) not in priced.ratios:
             continue
         ratio, error = priced.ratios[group, figure]
         whole = hypot(error, BESIDE[figure], OF_CHANGE * log(ratio))
         low, high = ratio * exp(-Z * whole), ratio * exp(Z * whole)
-        found.append(Gain(f"{figure}[{group}]", ratio, low, high, high < 1))
+        found.append(Gain(f"{figure}[{group or ALL}]", ratio, low, high, high < 1))
     return found
 
 

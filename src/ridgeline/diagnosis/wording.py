@@ -2,6 +2,7 @@
 
 from ridgeline.diagnosis.evidence import Evidence, Lagged, Level
 from ridgeline.diagnosis.finding import Fact
+from ridgeline.domain.numerals import significant
 
 # of a change after which the model says other things
 ANSWERS = "(it changes answers: check them with `ridgeline quality`)"
@@ -55,4 +56,4 @@ def kv_facts(e: Evidence) -> list[Fact]:
 
 def ms(seconds: float) -> str:
     """Seconds as milliseconds with three digits."""
-    return f"{seconds * 1e3:.3g} ms"
+    return f"{significant(seconds * 1e3, 3)} ms"
