@@ -45,6 +45,7 @@ class Served:
     port: int
     family: dict[int, psutil.Process] = field(default_factory=dict)
     begin: int = 0
+    ready: list[dict[str, Any]] = field(default_factory=list)
     command_lines: set[str] = field(default_factory=set)
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:

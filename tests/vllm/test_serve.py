@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ DONE = "vllm:request_success_total"
 OUT_S = 15.0  # how long a hung replica may stay in rotation
 # A user of these tests is a thread of this process, on the two cores that the engines have too.
 TOKENS = {"max_tokens": 16, "ignore_eos": True}
+STREAM = {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,7 @@ def lasting(
     environment = {"SERVE_TEST_KEY": KEY}
     with serving_of(file, folder / "state", *options, environment=environment,
                     ready_s=300.0) as served:  # fmt: skip
+        served.ready = served.events("ready")
         yield served
 
 
@@ -85,6 +88,18 @@ def served(lasting: Served) -> Served:
     lasting.wait(lambda: [r["state"] for r in lasting.state()["replicas"]] == ["up", "up"], 120.0)
     lasting.forget()
     return lasting
+
+
+@pytest.fixture(scope="module")
+def first_start_s(lasting: Served) -> float:
+    """Of replica 0, as it was told before anything was killed."""
+    return next(e["ready_s"] for e in lasting.ready if e["replica"] == 0)
+
+
+def told_s(event: dict[str, Any]) -> float:
+    """When it was told, on the monotonic clock."""
+    at = datetime.fromisoformat(event["at"]).timestamp()
+    return time.monotonic() - (time.time() - at)
 
 
 class Healthy(BaseHTTPRequestHandler):
@@ -99,8 +114,17 @@ class Healthy(BaseHTTPRequestHandler):
         pass
 
 
-def users(served: Served, model: Path, count: int) -> Users:
-    return Users(served.port, count, model=str(model), key=KEY, extra=TOKENS)
+def users(served: Served, model: Path, count: int, pause_s: float = 0.0, tokens: int = 16) -> Users:
+    """With `tokens` other than 16: streams, which say at their end how many came."""
+    extra = TOKENS if tokens == 16 else {**STREAM, "max_tokens": tokens}
+    return Users(served.port, count, model=str(model), key=KEY, extra=extra, pause_s=pause_s)
+
+
+def inside(served: Served) -> list[str]:
+    """The router's own list."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/list_workers", timeout=5) as reply:
+        found: list[str] = json.load(reply)["urls"]
+    return found
 
 
 def done(served: Served) -> list[float]:
@@ -113,8 +137,7 @@ def done(served: Served) -> list[float]:
 def test_32_users_are_balanced_within_a_tenth(served: Served, tiny_model: Path) -> None:
     before = done(served)
     with users(served, tiny_model, 32) as crowd:
-        while len(crowd.answers) < 300:
-            time.sleep(0.1)
+        crowd.wait_for(300)
     assert crowd.statuses() == {200: len(crowd.answers)}
     counts = [after - first for after, first in zip(done(served), before, strict=True)]
     mean = sum(counts) / 2
@@ -134,18 +157,17 @@ def test_the_routers_own_interface_is_open_and_what_is_added_there_does_not_stay
         with urllib.request.urlopen(add, timeout=10) as reply:
             assert reply.status == 200
         served.wait_for("stranger", limit_s=5.0)
-    with urllib.request.urlopen(f"{front}/list_workers", timeout=5) as reply:
-        assert stranger not in json.load(reply)["urls"]
+    assert stranger not in inside(served)
 
 
 def test_one_killed_under_load_costs_its_requests_and_is_back(
-    served: Served, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, first_start_s: float, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Streams, by Ridgeline's own client: what breaks off has a class, what is sent later runs."""
     monkeypatch.setenv("RIDGELINE_API_KEY", KEY)
     work = Workload(
-        Arrivals(users=16), Prompts(Lengths(16)), Outputs(Lengths(64), ignore_eos=True),
-        duration_s=15.0, warmup_s=0.0,
+        Arrivals(users=32), Prompts(Lengths(16)), Outputs(Lengths(256), ignore_eos=True),
+        duration_s=10.0, warmup_s=0.0,
     )  # fmt: skip
     endpoint = HttpEndpoint(f"http://127.0.0.1:{served.port}", model=str(tiny_model))
     sink = MemorySink()
@@ -159,21 +181,24 @@ def test_one_killed_under_load_costs_its_requests_and_is_back(
         process.kill()
     killed_s = time.monotonic()
     served.wait_for("lost")
-    gone_ns = time.monotonic_ns()
+    known_s = told_s(served.events("lost")[0])
     served.wait_for("up", limit_s=240.0)
     back_s = time.monotonic() - killed_s
     thread.join()
-    start_s = served.events("ready")[0]["ready_s"]
-    print(f"its start took {start_s:.1f} s, it was back after {back_s:.1f} s")
+    print(f"its first start took {first_start_s:.1f} s, it was back after {back_s:.1f} s;"
+          f" its death was known after {known_s - killed_s:.2f} s")  # fmt: skip
+    assert known_s - killed_s < 3.0
     assert served.events("lost")[0]["replica"] == 0
-    # to see it, to end the rest of it, to wait for about a second, to tell the router
-    assert back_s < start_s + 8.0
+    # A quarter: the users have the same two cores. 5 s: to see it, to end the rest of it, to wait
+    # for about a second, to tell the router.
+    assert back_s < 1.25 * first_start_s + 5.0
     failed = [r for r in sink.requests if r.failure is not None]
     assert clock.zero_ns is not None
-    after_ns = gone_ns - clock.zero_ns
+    after_ns = 1e9 * known_s - clock.zero_ns
     later = [r for r in sink.requests if r.sent_ns is not None and r.sent_ns > after_ns]
     print(f"{len(sink.requests)} requests, failed: {Counter(r.failure for r in failed)}")
-    assert 0 < len(failed) <= 16  # at most what was running
+    assert 0 < len(failed) <= 32  # at most what was running
+    assert {r.failure for r in failed} == {"stream_cut"}
     assert len(later) > 30
     assert {r.failure for r in later} == {None}
 
@@ -184,14 +209,13 @@ def test_a_stopped_engine_core_is_out_within_15_seconds(served: Served, tiny_mod
     cores = [p for p in served.below_all(url) if "EngineCore" in " ".join(p.cmdline())]
     assert len(cores) == 1, [p.cmdline() for p in served.below_all(url)]
     with users(served, tiny_model, 8) as crowd:
-        while len(crowd.answers) < 30:
-            time.sleep(0.1)
+        crowd.wait_for(30)
+        assert url in inside(served)
         cores[0].suspend()
-        took_s = served.wait_for("lost", limit_s=40.0)
+        took_s = served.wait(lambda: url not in inside(served), 40.0)
         out_s = time.monotonic()
-        enough = len(crowd.answers) + 30
-        while len(crowd.answers) < enough:
-            time.sleep(0.1)
+        crowd.wait_for(len(crowd.answers) + 30)
+    print(f"out of the router's list {took_s:.1f} s after it was stopped")
     assert took_s < OUT_S
     (lost,) = served.events("lost")
     assert lost["replica"] == 1
@@ -208,16 +232,20 @@ def test_a_change_loses_no_request_and_ctrl_c_leaves_no_process(
     served.forget()
     file = served.folder.parent / "study.yaml"
     file.write_text(study_text(vllm_python, tiny_model, router, 48))
-    with users(served, tiny_model, 4) as crowd:
+    # short ones are sent again by the router, so that only streams show that one was drained
+    streams = users(served, tiny_model, 4, pause_s=0.2, tokens=128)
+    with users(served, tiny_model, 2, pause_s=0.3) as crowd, streams:
         served.change()
         served.wait_for("changed", limit_s=300.0)
         served.look()
-        enough = max(2000, len(crowd.answers) + 50)
-        while len(crowd.answers) < enough:
-            time.sleep(0.1)
-    assert crowd.statuses() == {200: len(crowd.answers)}
-    print(f"{len(crowd.answers)} requests over a change, {crowd.statuses()}")
-    assert all(a["usage"]["completion_tokens"] == 16 for _, _, _, a in crowd.answers)
+        streams.wait_for(len(streams.answers) + 10)
+    print(f"{len(crowd.answers)} requests and {len(streams.answers)} streams over a change")
+    for each, tokens in ((crowd, 16), (streams, 128)):
+        assert each.statuses() == {200: len(each.answers)}
+        assert {a["usage"]["completion_tokens"] for _, _, _, a in each.answers} == {tokens}
+    assert len(crowd.answers) + len(streams.answers) > 300
+    left_s = told_s(served.events("drained")[0]) - 0.5
+    assert any(sent < left_s < ended for sent, ended, _, _ in streams.answers)
     assert not served.events("cut")
     assert not served.events("lost")
     words = " ".join(served.command_lines).replace("\0", " ")
