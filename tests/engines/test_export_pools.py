@@ -254,3 +254,22 @@ def test_a_comment_says_where_the_flag_below_it_is_from(tmp_path: Path) -> None:
     assert "# vllm-batch, max_num_seqs: 32, by pool batch of experiment apart (before: 8)" in head
     # 200 users of one pool's one replica, twice: all may ask for its classes at once
     assert "max_inputs=400)" in (out / "modal_app-batch.py").read_text()
+
+
+def test_the_terminal_says_that_a_share_of_a_gpu_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("""\
+name: shared
+model: Qwen/Qwen3-4B
+engine: vllm
+engine_version: "0.21.0"
+hardware: {gpu: H200-SXM}
+workload: {arrivals: {users: 4}}
+baseline: {gpu_memory_utilization: 0.13}
+launch: {resident: 7}
+""")
+    assert run(["export", str(file), "--to", "compose", "--out", str(tmp_path / "d")]) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "note: measured as one of 7 engines on a GPU" in told

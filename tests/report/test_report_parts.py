@@ -26,6 +26,7 @@ from ridgeline.report.console import single_run
 from ridgeline.report.html import render
 from ridgeline.report.load import load_report
 from ridgeline.report.model import StudyReport
+from ridgeline.report.table import table_rows
 from ridgeline.store.study_directory import StudyDirectory
 from support.mock_server import (
     DONE,
@@ -160,3 +161,16 @@ def test_the_check_of_the_arrivals_is_on_console_and_page(tmp_path: Path) -> Non
     for shown in (" ".join(console(found).split()), render(found)):
         assert line in shown
         assert "largest autocorrelation of gaps" in shown
+
+
+def test_a_limit_of_a_class_marks_no_figure_of_all_requests(tmp_path: Path) -> None:
+    """The main table's p95 TTFT is of all: what the class misses stands in the class's row."""
+    classes = (
+        TrafficClass("chat", 0.5, Prompts(Lengths(50)), Outputs(Lengths(20)),
+                     parse_slo("ttft_p50_ms=0.001")),
+        TrafficClass("batch", 0.5, Prompts(Lengths(50)), Outputs(Lengths(200))),
+    )  # fmt: skip
+    workload = Workload(Arrivals(users=4), duration_s=12, warmup_s=3, classes=classes)
+    (row,) = table_rows(report(workload, tmp_path / "s"))
+    assert row.state == "outside"
+    assert not row.ttft.missed

@@ -88,6 +88,8 @@ def export(
         say(
             f"note: the tag of {first.image} moves: name a version or a digest; --check says so too"
         )
+    for note in dict.fromkeys(n for d in wanted for n in d.notes if n.startswith("measured ")):
+        say(f"note: {note}")
     if revision is None and first.folder is None:
         say(f"note: the revision of {first.model} is not pinned; give --revision SHA")
     return 0

@@ -191,7 +191,10 @@ def _latency(row: ExperimentRow, path: str, published_key: str) -> Cell:
         value=latency_text(row.summary, path),
         interval=numbers.duration_range(*both) if both and finite else "",
         published=text,
-        missed=any(r.met is False and _limits(r.limit, published_key) for r in row.summary.slo),
+        missed=any(
+            r.met is False and r.traffic_class is None and _limits(r.limit, published_key)
+            for r in row.summary.slo  # a class's limit is held against its own row, further down
+        ),
         alarm=math.isinf(metric(row.summary, path) or 0.0),
         band=_band(row.summary, path, numbers.duration_range),
     )
