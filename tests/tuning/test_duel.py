@@ -34,6 +34,42 @@ def test_equals_are_called_different_in_at_most_five_of_a_hundred_duels() -> Non
     assert wrong / 400 <= 0.05 + 0.02  # two standard errors of 400 duels
 
 
+@pytest.mark.parametrize(
+    "noises", [(5, 1, 1, 1), (1, 5, 1, 1), (3, 3, 1, 1), (1, 3, 3, 3), (8, 1, 1)]
+)
+def test_noises_that_differ_between_contenders_give_no_more_false_alarms(
+    noises: tuple[int, ...],
+) -> None:
+    """The pooled noise would be too small for the pair of the noisy one; its own counts then."""
+    random = np.random.default_rng(sum(noises))
+    plan, wrong, duels = DuelPlan(len(noises)), 0, 600
+    for _ in range(duels):
+        values = 0.03 * np.array(noises) * random.standard_normal((plan.most, len(noises)))
+        rounds: list[Round] = [dict(enumerate(np.exp(row).tolist())) for row in values]
+        wrong += any(
+            p.word.startswith("clearly")
+            for n in range(plan.least, plan.most + 1)
+            for p in stand(rounds[:n], plan).pairs
+        )
+    assert wrong / duels <= 0.05 + 0.0178, "two standard errors of 600 duels"
+
+
+def test_four_rounds_of_four_tell_what_the_plan_says_they_tell() -> None:
+    """40 % under 10 % of noise; one pair's own two or three degrees of freedom told 140 %."""
+    assert PLAN.tells(3, 0.1) == pytest.approx(0.67, abs=0.03)
+    assert PLAN.tells(4, 0.1) == pytest.approx(0.40, abs=0.02)
+    assert PLAN.tells(5, 0.1) == pytest.approx(0.30, abs=0.02)
+    assert PLAN.tells(2, 0.1) == float("inf")
+    random, seen, duels = np.random.default_rng(9), 0, 300
+    for _ in range(duels):
+        logs = 0.1 * random.standard_normal((4, 4)) + np.array([0, np.log(1.6), 0.4, 0.4])
+        rounds: list[Round] = [dict(enumerate(np.exp(row).tolist())) for row in logs]
+        (pair,) = [p for p in stand(rounds, PLAN).pairs if {p.one, p.other} == {0, 1}]
+        seen += pair.word == "clearly better" and pair.one == 1
+    print(f"+60 % is clear in {seen} of {duels} duels of four rounds under 10 % of noise")
+    assert seen / duels > 0.7
+
+
 def test_what_one_called_clear_is_not_the_wrong_way_round() -> None:
     random = np.random.default_rng(2)
     means = [0.0, 0.03, 0.05, 0.06]

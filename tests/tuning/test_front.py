@@ -1,14 +1,18 @@
 """The front of throughput against latency: who is a point, who is on it, who is near."""
 
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from ridgeline.report.charts import build_charts
 from ridgeline.report.fronttext import front_notes, front_rows
 from ridgeline.report.load import load_report
 from ridgeline.tuning.concluding import conclude
-from ridgeline.tuning.front import with_fronts
+from ridgeline.tuning.front import front_of, with_fronts
+from ridgeline.tuning.journal import Asked
 from ridgeline.tuning.outcome import Point, Spread, read_result, write_result
-from ridgeline.tuning.trial import Candidate
+from ridgeline.tuning.trial import Candidate, State
 from support.tunedengine import Listed, TunedEngine, session, setting
 
 
@@ -52,3 +56,24 @@ def test_crashes_and_misses_are_states_and_no_points(tmp_path: Path) -> None:
     drawn = {d["name"] for d in chart.views["TTFT"].data}
     assert drawn == {"front", "baseline", "finalist-1", "finalist-2"}
     assert "has the most tokens and the lowest p95 TTFT" in chart.title
+
+
+@pytest.mark.parametrize("state", ["crashed", "infeasible", "void", "refused"])
+def test_an_earlier_good_trial_makes_no_point_of_what_its_latest_says(
+    tmp_path: Path, state: State
+) -> None:
+    tried = [Candidate(), *(Candidate({"max_num_seqs": n}) for n in (150, 200))]
+    with session(tmp_path, Listed(tried), TunedEngine(), setting(finalists=1)) as begun:
+        found = begun.run()
+        (good,) = [t for t in found.told.history.trials if t.candidate == tried[1]]
+        assert tried[1].words in {p.words for p in front_of(begun, found)}
+        later = replace(good, number=9, state=state)
+        asked = Asked(9, (tried[1], tried[1]), 20.0, ("again", "again"), "search", 0.0)
+        told = replace(
+            found.told, trials=(*found.told.trials, later), asked=(*found.told.asked, asked)
+        )
+        seen = front_of(begun, replace(found, told=told))
+        assert tried[1].words not in {p.words for p in seen}
+        back = replace(told, trials=(*told.trials, replace(good, number=10)))
+        again = {p.words for p in front_of(begun, replace(found, told=back))}
+        assert (tried[1].words in again) == (state != "crashed")

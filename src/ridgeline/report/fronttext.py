@@ -59,7 +59,7 @@ def front_notes(result: TuneResult) -> tuple[str, ...]:
     shown = {p.words for p in result.front}
     states: dict[str, str] = {}
     for t in result.trials:
-        if t.words not in shown:
+        if t.words not in shown and states.get(t.words) != STATES["crashed"]:
             states[t.words] = STATES.get(t.state, t.state)
             if t.state in ("feasible", "unsure"):
                 states[t.words] = "missed them in the duel"

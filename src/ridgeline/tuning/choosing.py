@@ -1,14 +1,16 @@
 """Whom a duel names: what died in it, or is not decided by it, is never called a clear winner."""
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ridgeline.tuning.dueling import PLAN, Duel
 from ridgeline.tuning.objective import BETWEEN_RUNS, judge
+from ridgeline.tuning.port import Expected
 from ridgeline.tuning.risk import risk_of
 from ridgeline.tuning.trial import Candidate
 
+SAME = 0.002  # relative: a twin whose figures differ by less says that nothing is changed
 NO_DUEL = "no duel was held: its budget is used"
 
 
@@ -56,7 +58,9 @@ def choose(duel: Duel, out: Collection[str]) -> Choice:
         if ranked:
             first, instead = simplest(duel, ranked)
             why = "the baseline misses the targets; this one may meet them and may miss them"
-            return Choice(first, False, why, instead=instead)
+            pairs = len(set(duel.summaries(first)) & set(duel.summaries(baseline)))
+            long = _if_long_enough(duel, first, why, pairs, instead)
+            return replace(long, clear=False)
         return Choice(baseline, False, "no configuration meets the targets")
     return _better(duel, ranked, sure)
 
@@ -71,6 +75,8 @@ def _better(duel: Duel, ranked: list[Candidate], sure: list[Candidate]) -> Choic
     perhaps = [c for c in ranked if duel.beats(c, baseline)]
     if not perhaps:
         why = "no clear winner: no finalist is clearly better than the baseline"
+        early = _taken_back(duel, ranked)
+        why += f" ({early})" if early else ""
         dead = [f"{c.words} {d}" for c in duel.candidates[1:] if (d := duel.died(c))]
         why += f" ({'; '.join(dead)})" if dead else ""
         return Choice(baseline, False, why)
@@ -80,6 +86,17 @@ def _better(duel: Duel, ranked: list[Candidate], sure: list[Candidate]) -> Choic
         return Choice(baseline, False, why)
     why = "clearly better than the baseline, but like the baseline it may miss the targets"
     return Choice(first, False, why, instead=instead)
+
+
+def _taken_back(duel: Duel, ranked: Sequence[Candidate]) -> str | None:
+    """Who was clearly better at an earlier look and is not at the last one."""
+    for candidate in ranked:
+        since = duel.once_clear(candidate)
+        if since is not None:
+            return (
+                f"{candidate.words} was after round {since}, {duel.held} rounds do not bear it out"
+            )
+    return None
 
 
 def simplest(duel: Duel, ranked: Sequence[Candidate]) -> tuple[Candidate, tuple[str, ...]]:
@@ -95,22 +112,69 @@ def simplest(duel: Duel, ranked: Sequence[Candidate]) -> tuple[Candidate, tuple[
     return first, tuple(c.words for c in equal if c != first)
 
 
-def simpler_first(ranked: Sequence[tuple[Candidate, float]]) -> list[tuple[Candidate, float]]:
-    """Candidates with the search's estimates, the best first; before each those that are a part of
-    its changes and that runs of one configuration would not tell from it (`BETWEEN_RUNS`).
-
-    So a change that may do nothing meets, in the duel, the candidate without it.
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A finalist with the search's estimate. of: words of those that it stands for: neither the
+    twin nor the measurements tell them from it, and they change as much or more.
     """
-    found: dict[object, tuple[Candidate, float]] = {}
-    for candidate, value in ranked:
-        parts = [
-            (c, v) for c, v in ranked
-            if c.change and c.change.items() < candidate.change.items()
-            and v >= value * (1 - BETWEEN_RUNS)
-        ]  # fmt: skip
-        for c, v in (*sorted(parts, key=lambda pair: len(pair[0].change)), (candidate, value)):
-            found.setdefault(c.key, (c, v))
-    return list(found.values())
+
+    candidate: Candidate
+    value: float
+    of: tuple[str, ...] = ()
+
+
+def groups_of(
+    ranked: Sequence[tuple[Candidate, float]], expected: Mapping[object, Expected]
+) -> list[Group]:
+    """Candidates with the search's estimates, the best first: one for all that are alike.
+
+    The leader keeps its place. The simplest of those that are alike follows it, and takes it where
+    also the twin sees no difference at all. Alike are two within the noise of a run
+    (`BETWEEN_RUNS`) of which the twin expects the same, or of which one is a part of the other's
+    changes and the twin, where it knows both, sees less than the duel's tie.
+
+    `expected`: the twin's, by a candidate's key.
+    """
+    found: list[Group] = []
+    rest = list(ranked)
+    while rest:
+        first, value = rest[0]
+        near = [pair for pair in rest if _alike(rest[0], pair, expected)]
+        simple, its = min(near, key=lambda pair: len(pair[0].change))
+        alike = [pair for pair in rest if pair in near or _alike((simple, its), pair, expected)]
+        rest = [pair for pair in rest if pair not in alike]
+        leads = not found and simple != first and not _same(first, simple, expected)
+        if leads:
+            found.append(Group(first, value))
+        named = {first.key, simple.key} if leads else {simple.key}
+        found.append(Group(simple, its, tuple(c.words for c, _ in alike if c.key not in named)))
+    return found
+
+
+def _alike(
+    one: tuple[Candidate, float],
+    other: tuple[Candidate, float],
+    expected: Mapping[object, Expected],
+) -> bool:
+    (a, v), (b, w) = one, other
+    if a == b:
+        return True
+    if not a.change or not b.change or min(v, w) < max(v, w) * (1 - BETWEEN_RUNS):
+        return False
+    if _same(a, b, expected):
+        return True
+    told = [e.value for c in (a, b) if (e := expected.get(c.key)) is not None and e.value]
+    part = a.change.items() < b.change.items() or b.change.items() < a.change.items()
+    return part and (len(told) < 2 or math.isclose(told[0], told[1], rel_tol=PLAN.tie))
+
+
+def _same(a: Candidate, b: Candidate, expected: Mapping[object, Expected]) -> bool:
+    """Whether the twin has the same figures for both, of the objective and of every limit."""
+    x, y = expected.get(a.key), expected.get(b.key)
+    if x is None or y is None or not x.value or not y.value:
+        return False
+    figures = [(x.value, y.value), *((v, y.limits.get(k)) for k, v in x.limits.items())]
+    return all(w is not None and math.isclose(v, w, rel_tol=SAME) for v, w in figures)
 
 
 def _no_difference(duel: Duel, one: Candidate, other: Candidate) -> bool:

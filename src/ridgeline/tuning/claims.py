@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.experiment.statistics import t_interval
-from ridgeline.tuning.duel import Against, DuelPlan, Round, last_look
+from ridgeline.tuning.duel import DuelPlan, Round, last_look
 from ridgeline.tuning.shrink import shrink
 
 Span = tuple[float | None, float | None, float | None]  # value, low, high
@@ -23,8 +23,7 @@ NONE: Span = (None, None, None)
 class Claim:
     """A finalist over the baseline (1.1 = 10 % more). rounds: those behind ratio and bounds alike.
 
-    low, high: None with fewer rounds than the duel looks at. verdict: a "clearly" of an earlier
-    look stays, its error is spent; since: the rounds of that look where it was not the last.
+    low, high: None with fewer rounds than the duel looks at. verdict: of the last look.
     """
 
     ratio: float
@@ -32,32 +31,21 @@ class Claim:
     high: float | None
     rounds: int
     verdict: str
-    since: int | None = None
 
 
-def claim_of(
-    rounds: Sequence[Round], plan: DuelPlan, contender: int, decided: Against | None
-) -> Claim | None:
-    """The claim of a finalist; contender 0 is the baseline. None without a common round.
-
-    `decided`: the pair as the duel keeps it, `contender` first.
-    """
+def claim_of(rounds: Sequence[Round], plan: DuelPlan, contender: int) -> Claim | None:
+    """The claim of a finalist; contender 0 is the baseline. None without a common round."""
     ratio = _ratio(rounds, plan, contender)
     if ratio is None:
         return None
     last = last_look(rounds, plan, contender, 0)
     low, high = (None if v is None else 1 + v for v in (last.low, last.high))
-    word, since = last.word, None
-    if decided is not None and decided.word.startswith("clearly"):
-        word = decided.word
-        since = decided.rounds if decided.rounds < last.rounds else None
     return Claim(
         ratio,
         None if low is None else min(low, ratio),
         None if high is None else max(high, ratio),
         last.rounds,
-        word,
-        since,
+        last.word,
     )
 
 

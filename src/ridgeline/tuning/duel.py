@@ -2,12 +2,18 @@
 
 A round measures every contender that is still in once, interleaved, under one fresh seed, so what
 a round has in common cancels in the log ratio of two contenders. After each round each pair is
-looked at with Student's t over the rounds that both were in. Looking several times and at several
-pairs is paid for in advance: the error that is allowed (5 %) is divided among the pairs, and among
-the looks in proportion to the rounds seen. By the union bound the chance that any pair is ever
-called clearly different when it is not stays below it, whatever the rounds depend on, as long as
-log ratios are about normal. (Always-valid bounds for an unknown variance are wider than this at
-the three to eight rounds that a duel has.)
+looked at with Student's t. The noise is that of all contenders and rounds together (`blocks`), as
+one pair alone tells it with two degrees of freedom after three rounds; it is never taken for
+smaller than the pair's own rounds have it. For a contender that is clearly noisier than the others
+the pair's own variance counts, with the pair's degrees of freedom.
+
+Looking several times and at several pairs is paid for in advance: the error that is allowed (5 %)
+is divided among the pairs, and among the looks in proportion to the rounds seen. So the chance that
+any pair is called clearly different when it is not stays below it, whatever the rounds depend on
+(by the union bound; that noises may differ tenfold between contenders is tested by simulation).
+What is said is the word of the last look alone: an early "clearly" that later rounds do not bear
+out is taken back. (Always-valid bounds for an unknown variance are wider than this at the three to
+eight rounds that a duel has.)
 """
 
 import math
@@ -17,6 +23,7 @@ from itertools import combinations
 from typing import Literal
 
 from ridgeline.experiment.statistics import t_quantile
+from ridgeline.tuning.blocks import Noise, noise_of
 
 Word = Literal["clearly better", "clearly worse", "equal", "no clear difference"]
 Round = Mapping[int, float | None]  # contender -> objective; None or absent: no valid figure
@@ -41,6 +48,17 @@ class DuelPlan:
         pairs = self.contenders * (self.contenders - 1) // 2
         return self.error / pairs * rounds / sum(looks)
 
+    def tells(self, rounds: int, noise: float) -> float:
+        """The relative difference from which a pair is told apart after so many rounds of all.
+
+        noise: of one run (0.1 = 10 %), the same for all. Infinite below `least` rounds.
+        """
+        freedom = (self.contenders - 1) * (rounds - 1)
+        if rounds < self.least or freedom < 1:
+            return math.inf
+        width = t_quantile(freedom, 1 - self.level(min(rounds, self.most)) / 2)
+        return math.expm1(width * noise * math.sqrt(2 / rounds))
+
 
 @dataclass(frozen=True, slots=True)
 class Against:
@@ -61,9 +79,10 @@ class Against:
 class DuelState:
     """How the duel stands. leader: the best mean of those that are in; None without a round.
 
-    pairs: every pair, `one` the one with the better mean. out: clearly worse than some other one,
-    not measured any more. best: the leader is clearly better than all others. ties: those that it
-    is not clearly better than. done, with the reason in words.
+    pairs: every pair at the last look, `one` the one with the better mean. out: clearly worse than
+    some other one at some look, so not measured any more (the baseline is: by the last look).
+    best: the leader is clearly better than all others. ties: those that it is not clearly better
+    than. done, with the reason in words.
     """
 
     leader: int | None
@@ -78,16 +97,16 @@ class DuelState:
 def stand(rounds: Sequence[Round], plan: DuelPlan, barred: frozenset[int] = frozenset()) -> DuelState:  # noqa: E501  # fmt: skip
     """The state after these rounds. `barred` missed a limit, crashed or failed the quality gate."""
     decided: dict[tuple[int, int], Against] = {}
+    gone: set[int] = set()
     for seen in range(plan.least, len(rounds) + 1):
-        # What was clear at an earlier look stays so: that look's error is spent.
-        for pair in combinations(range(plan.contenders), 2):
-            if pair not in decided or decided[pair].word not in ("clearly better", "clearly worse"):
-                decided[pair] = _look(rounds[:seen], plan, *pair)
-    out = barred | {  # losing against one who is barred is no reason
-        _worse(a)
-        for a in decided.values()
-        if a.word.startswith("clearly") and not barred & {a.one, a.other}
-    }
+        decided = _looks(rounds[:seen], plan)
+        lost = {  # losing against one who is barred is no reason
+            _worse(a)
+            for a in decided.values()
+            if a.word.startswith("clearly") and not barred & {a.one, a.other}
+        }
+        gone = gone - {0} | lost  # the baseline is measured on, and judged by the last look
+    out = barred | gone
     inside = [c for c in range(plan.contenders) if c not in out]
     leader = _leader(rounds, inside)
     if leader is None:
@@ -108,12 +127,25 @@ def stand(rounds: Sequence[Round], plan: DuelPlan, barred: frozenset[int] = froz
 
 
 def last_look(rounds: Sequence[Round], plan: DuelPlan, one: int, other: int) -> Against:
-    """One pair after all of these rounds, whatever an earlier look has said of it."""
-    return _look(rounds, plan, one, other)
+    """One pair after all of these rounds."""
+    return _look(rounds, plan, one, other, noise_of(rounds, range(plan.contenders)))
 
 
-def _look(rounds: Sequence[Round], plan: DuelPlan, one: int, other: int) -> Against:
-    """One pair after these rounds, at the level of this look."""
+def _looks(rounds: Sequence[Round], plan: DuelPlan) -> dict[tuple[int, int], Against]:
+    """Every pair after these rounds."""
+    noise = noise_of(rounds, range(plan.contenders))
+    pairs = combinations(range(plan.contenders), 2)
+    return {pair: _look(rounds, plan, *pair, noise) for pair in pairs}
+
+
+def _look(
+    rounds: Sequence[Round],
+    plan: DuelPlan,
+    one: int,
+    other: int,
+    noise: Noise | None,
+) -> Against:
+    """One pair after these rounds, at this look's level. noise: of all together."""
     steps = [
         math.log(a / b) for r in rounds if (a := r.get(one)) and (b := r.get(other)) and a > 0 < b
     ]
@@ -122,8 +154,12 @@ def _look(rounds: Sequence[Round], plan: DuelPlan, one: int, other: int) -> Agai
         delta = math.expm1(math.fsum(steps) / n) if n else None
         return Against(one, other, delta, None, None, "no clear difference", n)
     mean = math.fsum(steps) / n
-    spread = math.sqrt(math.fsum((s - mean) ** 2 for s in steps) / (n - 1) / n)
-    half = t_quantile(n - 1, 1 - plan.level(len(rounds)) / 2) * spread
+    own = math.fsum((s - mean) ** 2 for s in steps) / (n - 1) / 2
+    variance, freedom = own, n - 1
+    if noise is not None and not noise.noisy & {one, other}:
+        variance, freedom = max(own, noise.variance), noise.freedom
+    width = t_quantile(freedom, 1 - plan.level(len(rounds)) / 2)
+    half = width * math.sqrt(2 * variance / n)
     low, high = mean - half, mean + half
     tie = math.log1p(plan.tie)
     word: Word = "no clear difference"

@@ -22,7 +22,7 @@ from ridgeline.store.codec import to_plain
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning.claims import NONE, Claim, claim_of, value_of_each
-from ridgeline.tuning.duel import Against, DuelPlan, DuelState, Round, Word, stand
+from ridgeline.tuning.duel import Against, DuelPlan, DuelState, Round, Word, last_look, stand
 from ridgeline.tuning.journal import TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.objective import judge, value_of
@@ -144,9 +144,17 @@ class Duel:
         return [{i: v.get(n) for i, v in enumerate(values)} for n in range(1, most + 1)]
 
     def beats(self, one: Candidate, other: Candidate) -> bool:
-        """Whether it is clearly better, however often the duel was looked at."""
+        """Whether it is clearly better, by the last look."""
         found = self.against(one, other)
         return found is not None and found.word == "clearly better"
+
+    def once_clear(self, candidate: Candidate) -> int | None:
+        """The first look at which it was clearly better than the baseline; None: at none."""
+        plan, rounds = replace(PLAN, contenders=len(self.candidates)), self.rounds
+        which = self.candidates.index(candidate)
+        looks = range(plan.least, len(rounds) + 1)
+        words = ((n, last_look(rounds[:n], plan, which, 0).word) for n in looks)
+        return next((n for n, word in words if word == "clearly better"), None)
 
     def against(self, one: Candidate, other: Candidate) -> Against | None:
         """`one` over `other`, with the bounds and the word of the last look."""
@@ -166,8 +174,7 @@ class Duel:
     def claim(self, candidate: Candidate) -> Claim | None:
         """A finalist over the baseline, as it is said everywhere; None without a common round."""
         plan = replace(PLAN, contenders=len(self.candidates))
-        decided = self.against(candidate, self.candidates[0])
-        return claim_of(self.rounds, plan, self.candidates.index(candidate), decided)
+        return claim_of(self.rounds, plan, self.candidates.index(candidate))
 
     def summaries(self, candidate: Candidate) -> dict[int, Summary]:
         """Its valid runs by round."""
@@ -208,8 +215,6 @@ class Duel:
         ratio, low, high = NONE if found is None else (found.ratio, found.low, found.high)
         pairs = 0 if found is None else found.rounds
         word: str = NO_CLEAR if found is None else found.verdict
-        if found is not None and found.since is not None:
-            word = f"{word} from round {found.since} on"
         verdict = self.died(candidate) or ("the baseline" if candidate == base else word)
         runs = self._runs.get(self._name(candidate), {}).values()
         reasons = [d] if (d := self.died(candidate)) else []

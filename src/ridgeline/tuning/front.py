@@ -2,7 +2,8 @@
 
 A point is a configuration whose runs meet the targets or may meet them; what misses them, crashed,
 was void or refused is a state and never a point. One that met the baseline in the duel has the
-duel's figures, any other its latest trial's.
+duel's figures, any other those of its latest trial, whose state is its state; who ever crashed is
+none, whatever came after.
 """
 
 import math
@@ -14,7 +15,7 @@ from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.tuning.measuring import TRIALS
 from ridgeline.tuning.objective import BETWEEN_RUNS, interval_of, judge, pareto, value_of
 from ridgeline.tuning.outcome import Point, Spread
-from ridgeline.tuning.session import Found, Session
+from ridgeline.tuning.session import Found, Session, crashed
 from ridgeline.tuning.trial import Candidate, History
 
 AXES = ("ttft", "itl")
@@ -71,18 +72,20 @@ def _point(session: Session, found: Found, history: History, candidate: Candidat
             return None
         made = _made(candidate, session, summary, tokens)
         return replace(made, state=state, by="duel", runs=len(duel.summaries(candidate)))
-    for trial in reversed(history.of(candidate)):
-        folder = session.folder / TRIALS / (trial.run or "")
-        if trial.state not in COUNTED or trial.run is None or not is_finished(folder):
-            continue
-        stored = read_run(folder).summary
-        value = None if stored is None else value_of(stored, "throughput_per_gpu", gpus)
-        if stored is None or value is None:
-            continue
-        low, high = interval_of(stored, "throughput_per_gpu", gpus)
-        made = _made(candidate, session, stored, Spread(value, low, high))
-        return replace(made, state=trial.state, number=trial.number)
-    return None
+    trials = history.of(candidate)
+    latest = trials[-1]
+    folder = session.folder / TRIALS / (latest.run or "")
+    if any(map(crashed, trials)) or latest.state not in COUNTED:
+        return None
+    if latest.run is None or not is_finished(folder):
+        return None
+    stored = read_run(folder).summary
+    value = None if stored is None else value_of(stored, "throughput_per_gpu", gpus)
+    if stored is None or value is None:
+        return None
+    low, high = interval_of(stored, "throughput_per_gpu", gpus)
+    made = _made(candidate, session, stored, Spread(value, low, high))
+    return replace(made, state=latest.state, number=latest.number)
 
 
 def _of_duel(

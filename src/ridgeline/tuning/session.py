@@ -7,7 +7,7 @@ a session that was killed is begun again with the same arguments and goes on whe
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning import budgeting
 from ridgeline.tuning.budgeting import Limits
-from ridgeline.tuning.choosing import Choice, choose, simpler_first
+from ridgeline.tuning.choosing import Choice, Group, choose, groups_of
 from ridgeline.tuning.dueling import PLAN, Duel
 from ridgeline.tuning.expecting import Oracle
 from ridgeline.tuning.gate import Gate
@@ -315,9 +315,12 @@ class Session:
                 for c, value in self.standings(told.history)
                 if c.change and _may_win(told.history.of(c))
             ]
+            twin = self.oracle.expect([c for c, _ in measured]) if self.oracle.known else ()
+            groups = groups_of(measured, {e.candidate.key: e for e in twin})
             ranked = self.gate.qualify(
-                simpler_first(measured), self.setting.spec.finalists, self._judging_s
-            )
+                [(g.candidate, g.value) for g in groups],
+                self.setting.spec.finalists, self._judging_s,
+            )  # fmt: skip
             if ranked is None:
                 return None
             start_s = self.ground.slowest_start_s
@@ -328,6 +331,7 @@ class Session:
                     f" {PLAN.least} rounds of more"
                 )
                 ranked = ranked[:held]
+            self._tell_groups(groups, {c.key for c, _ in ranked})
             self.journal.write(
                 "finalists",
                 changes=[dict(c.change) for c, _ in ranked],
@@ -338,6 +342,17 @@ class Session:
             )
             kept = self.journal.told().phases["finalists"]
         return changes_of(kept), dict(kept["estimates"])
+
+    def _tell_groups(self, groups: Sequence[Group], named: Collection[object]) -> None:
+        """Whom each finalist stands for."""
+        for one in groups:
+            if one.of and one.candidate.key in named:
+                text = (
+                    f"{one.candidate.words} stands for {len(one.of)} more in the duel, which change"
+                    f" more and do not differ from it in what was seen: {'; '.join(one.of)}"
+                )
+                self.journal.write("note", text=text)
+                self.watch.told(text)
 
     def _without_finalists(self, told: Told) -> str:
         trials = told.history.trials
@@ -427,15 +442,15 @@ def changes_of(finalists: Mapping[str, Any]) -> tuple[Candidate, ...]:
 
 def _may_win(trials: Sequence[Trial]) -> bool:
     """Whether a candidate has a figure and never crashed: once in two is once too often."""
-    return not any(map(_crashed, trials)) and any(t.value is not None for t in trials)
+    return not any(map(crashed, trials)) and any(t.value is not None for t in trials)
 
 
 def _baseline_runs(told: Told) -> bool:
     """Whether the baseline was tried in the search and never crashed or was refused."""
     trials = told.history.of(Candidate())
-    return bool(trials) and not any(t.state == "refused" or _crashed(t) for t in trials)
+    return bool(trials) and not any(t.state == "refused" or crashed(t) for t in trials)
 
 
-def _crashed(trial: Trial) -> bool:
+def crashed(trial: Trial) -> bool:
     """A start that a budget ended tells nothing about the engine."""
     return trial.state == "crashed" and GIVEN_UP not in (trial.reason or "")

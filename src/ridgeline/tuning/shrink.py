@@ -17,6 +17,7 @@ import numpy as np
 
 from ridgeline.domain.records import Floats
 from ridgeline.experiment.statistics import t_quantile
+from ridgeline.tuning.blocks import TwoWay, table, two_way
 from ridgeline.tuning.duel import Round
 
 
@@ -37,14 +38,15 @@ class Shrunk:
 
 def shrink(rounds: Sequence[Round], finalists: Sequence[int]) -> dict[int, Shrunk]:
     """The estimate of every finalist that has a figure in some round; means are geometric."""
-    logs = _table(rounds, finalists)
+    logs = table(rounds, finalists)
     counts = np.isfinite(logs).sum(axis=0)
     kept = [i for i in range(len(finalists)) if counts[i]]
     if not kept:
         return {}
     logs, counts = logs[:, kept], counts[kept]
     logs = logs[np.isfinite(logs).any(axis=1)]
-    effects, means, noise = _two_way(logs)
+    fit = two_way(logs)
+    effects, means, noise = fit.rounds, fit.means, _noise(logs, fit)
     level = float(means.mean())
     errors = noise / counts
     share = _share(means, errors)
@@ -65,31 +67,11 @@ def shrink(rounds: Sequence[Round], finalists: Sequence[int]) -> dict[int, Shrun
     return found
 
 
-def _table(rounds: Sequence[Round], finalists: Sequence[int]) -> Floats:
-    """(rounds x finalists) logarithms, NaN where there is no figure."""
-    rows = [[math.log(v) if (v := r.get(c)) and v > 0 else math.nan for c in finalists]
-            for r in rounds]  # fmt: skip
-    return np.array(rows, dtype=np.float64).reshape(len(rounds), len(finalists))
-
-
-def _two_way(logs: Floats) -> tuple[Floats, Floats, float]:
-    """Round effects (mean 0), contender means and the noise's variance of value = effect + mean.
-
-    Those who left early are not judged by the rounds that they were in.
-    """
-    here = np.isfinite(logs)
-    values = np.where(here, logs, 0.0)
-    effects, means = np.zeros(len(logs)), np.zeros(logs.shape[1])
-    for _ in range(60):
-        means = ((values - effects[:, None]) * here).sum(axis=0) / here.sum(axis=0)
-        effects = ((values - means) * here).sum(axis=1) / here.sum(axis=1)
-        effects -= effects.mean()
-    left = (values - effects[:, None] - means) * here
-    freedom = int(here.sum()) - len(effects) - len(means) + 1
-    if freedom < 1:  # one contender, or one round: all that is known is how its rounds differ
-        spread = float(np.var(values[here], ddof=1)) if len(logs) > 1 else 0.0
-        return effects, means, spread
-    return effects, means, float((left**2).sum()) / freedom
+def _noise(logs: Floats, fit: TwoWay) -> float:
+    """The noise's variance; of one contender all that is known is how its rounds differ."""
+    if fit.variance is not None:
+        return fit.variance
+    return float(np.var(logs[np.isfinite(logs)], ddof=1)) if len(logs) > 1 else 0.0
 
 
 def _share(means: Floats, errors: Floats) -> Floats:

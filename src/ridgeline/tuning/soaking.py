@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.domain.errors import GIVEN_UP, RidgelineError
+from ridgeline.domain.summary import RequestCounts
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines.twin import twin_of
 from ridgeline.experiment.plan import Plan, PlannedExperiment, file_name, plan_runs
@@ -151,7 +152,10 @@ def worst_case(setting: Setting, candidate: Candidate) -> tuple[Workload, str]:
 
 
 def judged(run: StoredRun, candidate: Candidate, words: str) -> Soaked:
-    """Whether it lived: no death, no failed request. A void window says nothing against that."""
+    """Whether it lived and answered: no death, no failed request, tokens as long as any waited.
+
+    A void window says nothing against that.
+    """
     margin, basis = memory_margin(run)
     made = Soaked(
         candidate.words, candidate.change, words, True, None, margin, basis, run.folder.name,
@@ -162,12 +166,32 @@ def judged(run: StoredRun, candidate: Candidate, words: str) -> Soaked:
         if run.facts is None and run.failure.kind in ("hung", "refused", "port"):
             why = f"{run.failure.kind}: {run.failure.text}"
         return replace(made, passed=False, reason=why)
-    failed = 0 if run.summary is None else run.summary.requests.failed
-    if failed:
-        assert run.summary is not None
-        kinds = ", ".join(f"{n} {kind}" for kind, n in run.summary.requests.failures.items())
-        return replace(made, passed=False, reason=f"{failed} requests failed: {kinds}")
-    return made
+    if run.summary is None:
+        return replace(made, passed=False, reason="nothing was measured under load")
+    requests = run.summary.requests
+    if requests.failed:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in requests.failures.items())
+        return replace(made, passed=False, reason=f"{requests.failed} requests failed: {kinds}")
+    silent = _silent(run, requests)
+    return made if silent is None else replace(made, passed=False, reason=silent)
+
+
+def _silent(run: StoredRun, requests: RequestCounts) -> str | None:
+    """Why it does not count as alive: no request, or none answered though they waited; else None.
+
+    Long requests need not end in time, but an engine that works gives tokens all the while.
+    """
+    if not requests.sent:
+        return "no request was sent in its window"
+    if not requests.unfinished or run.facts is None or run.facts.source == "twin":
+        return None if requests.ok or requests.unfinished else "no request came to its end"
+    chunks = run.records().chunk_ns
+    if len(chunks) and int(chunks.max()) >= run.facts.window.end_ns:
+        return None
+    waited = f"{requests.unfinished} of {requests.sent} requests were left waiting"
+    if not requests.ok and not len(chunks):
+        return f"hangs under load: {waited}, and not one has got a token"
+    return f"hangs under load: {waited}, and none got a token in the last {GRACE_S:g} s"
 
 
 def memory_margin(run: StoredRun) -> tuple[float | None, str | None]:
