@@ -1,5 +1,6 @@
 """`ridgeline tune`: the best configuration within a budget, with the proof."""
 
+import math
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +129,10 @@ def _limits(
     from ridgeline.tuning.budgeting import Limits  # noqa: PLC0415
 
     for name, given_m in (("--gpu-minutes", gpu_minutes), ("--minutes", minutes)):
+        if given_m is not None and not math.isfinite(given_m):
+            raise BadInput(
+                "a budget is a number of minutes", where=name, fix="give a finite one, or --trials"
+            )
         if given_m == 0:
             raise BadInput(
                 "a budget of 0 minutes measures nothing", where=name, fix="give more than 0"

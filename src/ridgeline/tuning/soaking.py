@@ -1,7 +1,8 @@
 """The winner at its worst case: as many of the longest requests as it admits, all at once.
 
 A configuration that starts is not one that serves: memory that a start does not touch is taken when
-the longest prompts come together. Nothing is recommended that was not loaded like this.
+the longest prompts come together. No change is recommended that was not loaded like this; a
+baseline that stays is not soaked, it is what runs already.
 """
 
 import hashlib
