@@ -17,8 +17,9 @@ def test_a_search_that_is_done_says_how_near_which_bounds_it_is_and_what_is_left
     assert "by the GPU's data sheet" in bounds
     assert "Neither bound is calibrated" in bounds
     assert left == (
-        "By the twin, calibrated on four runs no setting is expected to be worth more than 0.2 %"
-        " among 310 looked at; that one is worth 2 % more has a probability of 3%."
+        "By the twin, calibrated on four runs no setting is expected to give more than 0.2 %"
+        " over the one named here among 310 looked at; that one gives 2 % more than the best that"
+        " the search measured has a probability of 3%."
     )
 
 

@@ -85,6 +85,18 @@ def test_it_ends_when_nothing_is_likely_to_be_two_per_cent_better_and_not_before
     assert len(history.of(best.candidate)) >= 2
 
 
+def test_what_is_still_to_be_had_is_told_over_the_one_that_is_named() -> None:
+    """The duel may keep the baseline: then the search's own lead over it is still to be had."""
+    search, history = searched(FormulaGround(world, world, LIMITS), 900.0)
+    best = search.best(history)
+    assert best is not None
+    assert best.candidate.change
+    lead = math.log(world(best.candidate)[0] / world(Candidate())[0])
+    assert lead > 0.2, "else this shows nothing"
+    assert search.outlook(history, Candidate()).best_guess > 0.8 * lead
+    assert search.outlook(history, best.candidate).best_guess < 0.5 * lead
+
+
 def test_what_may_not_win_is_neither_measured_again_nor_the_answer() -> None:
     """The fastest change is barred once it was measured: the search goes on to the next best."""
     seen: list[Candidate] = []

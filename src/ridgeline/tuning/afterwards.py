@@ -152,6 +152,6 @@ def certificate(session: Session, found: Found, winner: Side) -> dict[str, Any]:
     load = session.setting.workload
     made = certify(
         tokens, bound_of(twin, load), highest_bound(twin, served, load, ()),
-        policy.outlook(session.journal.told().history), basis=session.oracle.basis(),
+        policy.outlook(session.journal.told().history, found.winner), basis=session.oracle.basis(),
     )  # fmt: skip
     return {**asdict(made), "lines": list(made.sentences())}

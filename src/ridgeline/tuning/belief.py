@@ -105,10 +105,14 @@ class Belief:
         close = [r for r in ranked[:CONTENDERS] if self.mean[r] > self.mean[ranked[0]] - 0.05]
         return [r for r in close if self.count[r] < CONFIRMED][:most]
 
-    def best_guess(self) -> float:
-        """The largest lead (log) of the posterior mean over the incumbent's, limits likely met."""
+    def best_guess(self, over: Candidate | None = None) -> float:
+        """The largest lead (log) of the posterior mean over that of `over`, limits likely met.
+
+        Without a trial of `over`, over the incumbent's.
+        """
+        row = None if over is None else self._row.get(over.key)
         answers = self.answers(0.5) or [0]
-        own = max(float(self.mean[r]) for r in answers)
+        own = max(float(self.mean[r]) for r in answers) if row is None else float(self.mean[row])
         ahead = [float(m) for m, f, ok in zip(self.mean, self.feasible, self.open, strict=True)
                  if f >= 0.5 and ok]  # fmt: skip
         return max(ahead, default=own) - own

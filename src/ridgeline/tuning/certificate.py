@@ -68,9 +68,12 @@ class Certificate:
 
     def _outlook(self) -> str:
         worth = 100 * max(self.best_guess, self.expected_gain)
-        at_most = f"no setting is expected to be worth more than {worth:.1f} %"
+        at_most = f"no setting is expected to give more than {worth:.1f} % over the one named here"
         looked = f"among {self.looks} looked at"
-        more = f"; that one is worth 2 % more has a probability of {self.chance:.0%}"
+        more = (
+            "; that one gives 2 % more than the best that the search measured has a probability of"
+            f" {self.chance:.0%}"
+        )
         if self.belief < CONTRADICTED:
             seen = f"By the measurements (the twin is contradicted by them) {at_most} {looked}"
         else:

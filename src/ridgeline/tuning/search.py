@@ -121,13 +121,15 @@ class Search:
         """Measured candidates that may be named as the answer, the best first: the finalists."""
         return self._view(history).belief.standings()
 
-    def outlook(self, history: History) -> Outlook:
-        """What going on would bring; the certificate prints it."""
+    def outlook(self, history: History, over: Candidate | None = None) -> Outlook:
+        """What going on would bring; the certificate prints it. over: what `best_guess` is over,
+        without it the incumbent: the duel may have named another one.
+        """
         view = self._view(history)
         belief, batch = view.belief, view.batch
         return Outlook(
             batch.gain,
-            belief.best_guess(),
+            belief.best_guess(over),
             None if batch.leader is None else belief.pool[batch.leader].candidate,
             belief.value.belief,
             len(belief.pool),
