@@ -6,7 +6,7 @@ least the baseline's, whether a configuration uses them or not (`Setting.gpus_fo
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.tuning.dueling import PLAN
@@ -16,6 +16,8 @@ from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.soaking import GRACE_S, SOAK_S
 
 MOST_RESERVED = 0.45  # of the whole budget: a search that may measure nothing finds nothing
+NOISE = 0.1  # of a run, by which rounds are weighed: what hosts were seen to have
+TELLS = 0.45  # relative difference that a duel should tell under it
 LEAST_TRIALS = 2  # the baseline and one candidate: less is no search
 SPARE_ROUNDS = 1  # for void runs; without one it narrows the duel's bounds
 
@@ -122,15 +124,23 @@ def spent_s(told: Told) -> float:
 
 
 def finalists_held(setting: Setting, left_s: float, start_s: float) -> int:
-    """How many finalists a duel of the least rounds and a soak can have in `left_s`, at least 1.
+    """How many finalists go on with `left_s` for their duel and a soak, at least 1: the most whose
+    duel tells `TELLS` under `NOISE`, else as many as tell the least difference.
 
     One that is decided says more than one with three finalists that is not.
     """
-    for finalists in range(setting.spec.finalists, 1, -1):
-        made = _reserve(setting, start_s, finalists, PLAN.least)
+    told = {n: _tells(setting, left_s, start_s, n) for n in range(setting.spec.finalists, 0, -1)}
+    return next((n for n, x in told.items() if x <= TELLS), min(told, key=lambda n: (told[n], n)))
+
+
+def _tells(setting: Setting, left_s: float, start_s: float, finalists: int) -> float:
+    """The difference that the rounds tell which `left_s` holds; infinite without any."""
+    held = 0
+    for rounds in range(PLAN.least, PLAN.most + 1):
+        made = _reserve(setting, start_s, finalists, rounds)
         if made.needed_s - made.gate_s <= left_s:
-            return finalists
-    return 1
+            held = rounds
+    return replace(PLAN, contenders=finalists + 1).tells(held, NOISE)
 
 
 def needed_s(setting: Setting, start_s: float) -> float:

@@ -327,8 +327,8 @@ class Session:
             held = budgeting.finalists_held(self.setting, self._left_s(), start_s)
             if held < len(ranked):
                 self.watch.told(
-                    f"{held} of {len(ranked)} finalists go on: the budget that is left holds no"
-                    f" {PLAN.least} rounds of more"
+                    f"{held} of {len(ranked)} finalists go on: with more of them the rounds"
+                    " that the budget still holds would tell less"
                 )
                 ranked = ranked[:held]
             self._tell_groups(groups, {c.key for c, _ in ranked})
