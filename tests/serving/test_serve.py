@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.cli.main import run
-from support.served import Served, Users, ask, free_port, serving_of
+from support.served import Served, Users, ask, free_port, lives, serving_of
 
 HERE = Path(__file__).parent
 ENGINE = [sys.executable, str(HERE / "stand_in.py"), "{model}"]
@@ -122,7 +122,7 @@ def test_a_stopped_process_is_killed_though_it_heeds_no_term(served: Served) -> 
     engine = served.below(served.replica(0)["url"])[0]
     engine.suspend()
     served.wait_for("lost")
-    served.wait(lambda: not engine.is_running(), 5.0)
+    served.wait(lambda: not lives(engine), 5.0)
     served.wait_for("up", 1)
 
 

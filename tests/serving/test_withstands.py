@@ -19,7 +19,7 @@ from test_serve import ENGINE, FAST, ROUTER, poke, study
 from ridgeline.domain.knobs import Router
 from ridgeline.serving import front as fronts
 from ridgeline.serving.front import Front
-from support.served import Served, Users, ask, free_port, serving_of
+from support.served import Served, Users, ask, free_port, lives, serving_of
 
 SERVE = [sys.executable, "-P", "-m", "ridgeline.cli.main", "serve"]
 SLOW = """\
@@ -318,7 +318,7 @@ def test_after_a_kill_the_next_one_waits_for_what_still_ends(tmp_path: Path) -> 
         again.wait_for("starting")
         begun = [e["event"] for e in again.events()]
         assert begun.index("waiting") < begun.index("starting")
-        assert not any(engine.is_running() for engine in engines)
+        assert not any(map(lives, engines))
         again.wait_for("serving")
         assert ask(again.port)[0] == 200
 

@@ -33,6 +33,13 @@ def free_port() -> int:
         return port
 
 
+def lives(process: psutil.Process) -> bool:
+    """Whether it runs: one that has ended and was not waited for yet does not."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 @dataclass
 class Served:
     """A running serve. `family`: every process that was ever seen below it.
@@ -115,12 +122,7 @@ class Served:
 
     def left(self) -> list[int]:
         """Of everything that ever ran below it, what still does."""
-        found = []
-        for process in self.family.values():
-            with suppress(psutil.NoSuchProcess):
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process.pid)
-        return found
+        return [process.pid for process in self.family.values() if lives(process)]
 
     def wait_gone(self, limit_s: float = 20.0) -> None:
         """Until nothing that ever ran below it does."""

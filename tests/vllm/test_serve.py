@@ -27,7 +27,7 @@ from ridgeline.engines.endpoint import HttpEndpoint
 from ridgeline.telemetry.prometheus import fetch_metrics
 from ridgeline.telemetry.sampling import ClockWatch
 from ridgeline.workload.schedule import draw_schedule
-from support.served import Served, Users, ask, serving_of
+from support.served import Served, Users, ask, lives, serving_of
 from support.serving import serving
 
 pytestmark = pytest.mark.vllm
@@ -220,7 +220,7 @@ def test_a_stopped_engine_core_is_out_within_15_seconds(served: Served, tiny_mod
     (lost,) = served.events("lost")
     assert lost["replica"] == 1
     assert "hung: no completion and no step" in lost["words"]
-    assert not cores[0].is_running()
+    served.wait(lambda: not lives(cores[0]), 10.0)
     assert crowd.statuses(sent_after=out_s).keys() == {200}
 
 
