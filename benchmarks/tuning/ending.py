@@ -82,7 +82,7 @@ def ended(ground: Any, seed: int, minutes: float) -> Ending:
     ranked = _finalists(ground, setting, limits, search, history)
     if not ranked:
         return _held(ground, seed, minutes, None, history.gpu_s)
-    duel = ReplayDuel.of(ground, setting, ranked, start_s)
+    duel = ReplayDuel.of(ground, setting, ranked, start_s, history)
     duel.fight(left_s - budgeting.soak_s(setting, start_s, len(ranked)))
     return _held(ground, seed, minutes, duel, history.gpu_s)
 
@@ -205,10 +205,15 @@ class ReplayDuel(Duel):
 
     @classmethod
     def of(
-        cls, ground: Any, setting: Setting, finalists: Sequence[Candidate], start_s: float
+        cls,
+        ground: Any,
+        setting: Setting,
+        finalists: Sequence[Candidate],
+        start_s: float,
+        history: History | None = None,
     ) -> "ReplayDuel":
-        """Of the baseline and these."""
-        quiet = _Quiet()
+        """Of the baseline and these, after the search of that history."""
+        quiet = _Quiet(history or History())
         stand_in: Any = quiet
         engines: Any = None
         return cls(

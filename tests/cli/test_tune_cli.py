@@ -116,6 +116,6 @@ def test_a_budget_that_holds_no_three_rounds_of_all_finalists_decides_with_fewer
     assert run(arguments) == 0
     shown = capsys.readouterr()
     body = json.loads(shown.out)
-    assert "finalists go on: the budget that is left holds no 3 rounds of more" in shown.err
+    assert "finalists go on: with more of them the rounds that the budget" in shown.err
     assert body["duel"]["rounds"] >= 3
     assert body["winner"]["change"]

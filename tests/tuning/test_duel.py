@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from ridgeline.tuning.blocks import known_of
 from ridgeline.tuning.duel import DuelPlan, DuelState, Round, stand
+from ridgeline.tuning.trial import Candidate, Trial
 
 PLAN = DuelPlan(4)
 
@@ -52,6 +54,51 @@ def test_noises_that_differ_between_contenders_give_no_more_false_alarms(
             for p in stand(rounds[:n], plan).pairs
         )
     assert wrong / duels <= 0.05 + 0.0178, "two standard errors of 600 duels"
+
+
+def test_what_the_search_saw_of_the_noise_lets_three_rounds_of_two_tell_a_doubling() -> None:
+    """One pair's three rounds have two degrees of freedom, and told nothing under 234 %."""
+    random, duels = np.random.default_rng(11), 400
+    seen = dict.fromkeys((True, False), 0)
+    for _ in range(duels):
+        known = known_of(searched(random, 0.1))
+        logs = 0.1 * random.standard_normal((3, 2)) + np.array([0, np.log(2.0)])
+        rounds: list[Round] = [dict(enumerate(np.exp(row).tolist())) for row in logs]
+        for helped in seen:
+            plan = DuelPlan(2, known=known if helped else None)
+            (pair,) = stand(rounds, plan).pairs
+            seen[helped] += pair.word == "clearly better" and pair.one == 1
+    print(f"a doubling is clear in {seen} of {duels} duels of three rounds under 10 % of noise")
+    assert seen[True] / duels > 0.95
+    assert seen[False] / duels < 0.5
+
+
+@pytest.mark.parametrize(("ratio", "most"), [(1.0, 0.05), (1.5, 0.05), (2.0, 0.06)])
+def test_a_search_that_was_calmer_than_the_duel_gives_hardly_more_false_alarms(
+    ratio: float, most: float
+) -> None:
+    """Two equals; the duel's noise is so many times the search's."""
+    random, wrong, duels = np.random.default_rng(12), 0, 1000
+    for _ in range(duels):
+        plan = DuelPlan(2, known=known_of(searched(random, 0.05)))
+        logs = 0.05 * ratio * random.standard_normal((plan.most, 2))
+        rounds: list[Round] = [dict(enumerate(np.exp(row).tolist())) for row in logs]
+        wrong += any(
+            p.word.startswith("clearly")
+            for n in range(plan.least, plan.most + 1)
+            for p in stand(rounds[:n], plan).pairs
+        )
+    print(f"{wrong} of {duels} duels of equals, noise x {ratio:g}")
+    assert wrong / duels <= most + 0.0145, "two standard errors of 1000 duels"
+
+
+def searched(random: np.random.Generator, noise: float) -> list[Trial]:
+    """Two engines that were measured three times each, and what tells nothing of the noise."""
+    value = [float(np.exp(m + noise * random.standard_normal())) for m in (0, 0, 0, 1, 1, 1)]
+    found = [Trial(i, Candidate({"max_num_seqs": 8 if i < 3 else 16}), "feasible", v)
+             for i, v in enumerate(value)]  # fmt: skip
+    ended = Trial(7, Candidate({"max_num_seqs": 8}), "infeasible", 1e-3, stopped=True)
+    return [*found, ended, Trial(8, Candidate(), "crashed"), Trial(9, Candidate(), "void", 1e3)]
 
 
 def test_four_rounds_of_four_tell_what_the_plan_says_they_tell() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ridgeline.tuning.blocks import Known
 from ridgeline.tuning.dueling import PLAN
 from ridgeline.tuning.gate import reserved_s
 from ridgeline.tuning.journal import Told
@@ -123,24 +124,30 @@ def spent_s(told: Told) -> float:
     return sum(t.gpu_s for t in told.trials) + told.other_s + told.lost_s
 
 
-def finalists_held(setting: Setting, left_s: float, start_s: float) -> int:
+def finalists_held(
+    setting: Setting, left_s: float, start_s: float, known: Known | None = None
+) -> int:
     """How many finalists go on with `left_s` for their duel and a soak, at least 1: the most whose
-    duel tells `TELLS` under `NOISE`, else as many as tell the least difference.
+    duel tells `TELLS` under `NOISE`, else as many as tell the least difference. known: the search's
+    noise, whose degrees of freedom help to tell.
 
     One that is decided says more than one with three finalists that is not.
     """
-    told = {n: _tells(setting, left_s, start_s, n) for n in range(setting.spec.finalists, 0, -1)}
+    counts = range(setting.spec.finalists, 0, -1)
+    told = {n: _tells(setting, left_s, start_s, n, known) for n in counts}
     return next((n for n, x in told.items() if x <= TELLS), min(told, key=lambda n: (told[n], n)))
 
 
-def _tells(setting: Setting, left_s: float, start_s: float, finalists: int) -> float:
+def _tells(
+    setting: Setting, left_s: float, start_s: float, finalists: int, known: Known | None
+) -> float:
     """The difference that the rounds tell which `left_s` holds; infinite without any."""
     held = 0
     for rounds in range(PLAN.least, PLAN.most + 1):
         made = _reserve(setting, start_s, finalists, rounds)
         if made.needed_s - made.gate_s <= left_s:
             held = rounds
-    return replace(PLAN, contenders=finalists + 1).tells(held, NOISE)
+    return replace(PLAN, contenders=finalists + 1, known=known).tells(held, NOISE)
 
 
 def needed_s(setting: Setting, start_s: float) -> float:

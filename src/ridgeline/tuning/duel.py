@@ -3,7 +3,8 @@
 A round measures every contender that is still in once, interleaved, under one fresh seed, so what
 a round has in common cancels in the log ratio of two contenders. After each round each pair is
 looked at with Student's t. The noise is that of all contenders and rounds together (`blocks`), as
-one pair alone tells it with two degrees of freedom after three rounds; it is never taken for
+one pair alone tells it with two degrees of freedom after three rounds, and that of what the search
+measured more than once, which counts for a few more; it is never taken for
 smaller than the pair's own rounds have it. For a contender that is clearly noisier than the others
 the pair's own variance counts, with the pair's degrees of freedom.
 
@@ -23,7 +24,7 @@ from itertools import combinations
 from typing import Literal
 
 from ridgeline.experiment.statistics import t_quantile
-from ridgeline.tuning.blocks import Noise, noise_of
+from ridgeline.tuning.blocks import Known, Noise, noise_of
 
 Word = Literal["clearly better", "clearly worse", "equal", "no clear difference"]
 Round = Mapping[int, float | None]  # contender -> objective; None or absent: no valid figure
@@ -33,7 +34,8 @@ Round = Mapping[int, float | None]  # contender -> objective; None or absent: no
 class DuelPlan:
     """contenders: how many, the baseline included. tie: a relative difference that counts as none.
 
-    error: allowed chance of any wrong "clearly". A duel has least to most rounds.
+    error: allowed chance of any wrong "clearly". A duel has least to most rounds. known: the noise
+    as the search saw it.
     """
 
     contenders: int
@@ -41,6 +43,7 @@ class DuelPlan:
     most: int = 8
     error: float = 0.05
     tie: float = 0.01
+    known: Known | None = None
 
     def level(self, rounds: int) -> float:
         """The share of `error` that one pair may use at the look after so many rounds."""
@@ -56,8 +59,14 @@ class DuelPlan:
         freedom = (self.contenders - 1) * (rounds - 1)
         if rounds < self.least or freedom < 1:
             return math.inf
+        freedom += 0 if self.known is None else self.known.freedom
         width = t_quantile(freedom, 1 - self.level(min(rounds, self.most)) / 2)
         return math.expm1(width * noise * math.sqrt(2 / rounds))
+
+    def noise(self, rounds: Sequence[Round]) -> Noise | None:
+        """Of one run, from these rounds and the search; None where the rounds tell none."""
+        found = noise_of(rounds, range(self.contenders))
+        return found if found is None or self.known is None else self.known + found
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +137,12 @@ def stand(rounds: Sequence[Round], plan: DuelPlan, barred: frozenset[int] = froz
 
 def last_look(rounds: Sequence[Round], plan: DuelPlan, one: int, other: int) -> Against:
     """One pair after all of these rounds."""
-    return _look(rounds, plan, one, other, noise_of(rounds, range(plan.contenders)))
+    return _look(rounds, plan, one, other, plan.noise(rounds))
 
 
 def _looks(rounds: Sequence[Round], plan: DuelPlan) -> dict[tuple[int, int], Against]:
     """Every pair after these rounds."""
-    noise = noise_of(rounds, range(plan.contenders))
+    noise = plan.noise(rounds)
     pairs = combinations(range(plan.contenders), 2)
     return {pair: _look(rounds, plan, *pair, noise) for pair in pairs}
 

@@ -21,6 +21,7 @@ from ridgeline.experiment.statistics import merge
 from ridgeline.store.codec import to_plain
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
 from ridgeline.store.study_directory import StudyDirectory
+from ridgeline.tuning.blocks import known_of
 from ridgeline.tuning.claims import NONE, Claim, claim_of, value_of_each
 from ridgeline.tuning.duel import Against, DuelPlan, DuelState, Round, Word, last_look, stand
 from ridgeline.tuning.journal import TuneJournal
@@ -59,6 +60,7 @@ class Duel:
     study_text: str | None
     calibrate: Calibrate | None = None
     start_s: float | None = None
+    _judging: DuelPlan | None = None
     _runs: dict[str, dict[int, StoredRun]] = field(default_factory=dict)
     _served: dict[str, tuple[Any, str]] = field(default_factory=dict)
     _deaths: dict[str, frozenset[int]] = field(default_factory=dict)  # rounds, by experiment
@@ -111,6 +113,14 @@ class Duel:
         return self.held
 
     @property
+    def judging(self) -> DuelPlan:
+        """By what it is judged: how many there are, and the noise that the search saw."""
+        if self._judging is None:  # no trial is added while there is a duel
+            known = known_of(self.journal.told().history.trials)
+            self._judging = replace(PLAN, contenders=len(self.candidates), known=known)
+        return self._judging
+
+    @property
     def held(self) -> int:
         """Rounds that have a run."""
         return len({n for runs in self._runs.values() for n in runs})
@@ -133,7 +143,7 @@ class Duel:
             i for i, c in enumerate(self.candidates)
             if self.meets(c) is False or self.died(c) or c.words in dead
         }  # fmt: skip
-        plan = replace(PLAN, contenders=len(self.candidates))
+        plan = self.judging
         return stand(self.rounds, plan, frozenset(barred))
 
     @property
@@ -150,7 +160,7 @@ class Duel:
 
     def once_clear(self, candidate: Candidate) -> int | None:
         """The first look at which it was clearly better than the baseline; None: at none."""
-        plan, rounds = replace(PLAN, contenders=len(self.candidates)), self.rounds
+        plan, rounds = self.judging, self.rounds
         which = self.candidates.index(candidate)
         looks = range(plan.least, len(rounds) + 1)
         words = ((n, last_look(rounds[:n], plan, which, 0).word) for n in looks)
@@ -159,7 +169,7 @@ class Duel:
     def against(self, one: Candidate, other: Candidate) -> Against | None:
         """`one` over `other`, with the bounds and the word of the last look."""
         a, b = self.candidates.index(one), self.candidates.index(other)
-        for pair in stand(self.rounds, replace(PLAN, contenders=len(self.candidates))).pairs:
+        for pair in stand(self.rounds, self.judging).pairs:
             if (pair.one, pair.other) == (a, b):
                 return pair
             if (pair.one, pair.other) == (b, a):
@@ -168,12 +178,12 @@ class Duel:
 
     def estimate(self, candidate: Candidate) -> tuple[float | None, float | None, float | None]:
         """(value, low, high): a finalist's without the winner's curse, the baseline's as it is."""
-        plan = replace(PLAN, contenders=len(self.candidates))
+        plan = self.judging
         return value_of_each(self.rounds, plan).get(self.candidates.index(candidate), NONE)
 
     def claim(self, candidate: Candidate) -> Claim | None:
         """A finalist over the baseline, as it is said everywhere; None without a common round."""
-        plan = replace(PLAN, contenders=len(self.candidates))
+        plan = self.judging
         return claim_of(self.rounds, plan, self.candidates.index(candidate))
 
     def summaries(self, candidate: Candidate) -> dict[int, Summary]:

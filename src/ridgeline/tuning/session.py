@@ -19,6 +19,7 @@ from ridgeline.experiment.protocol import Calibrate
 from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning import budgeting
+from ridgeline.tuning.blocks import known_of
 from ridgeline.tuning.budgeting import Limits
 from ridgeline.tuning.choosing import Choice, Group, choose, groups_of
 from ridgeline.tuning.dueling import PLAN, Duel
@@ -324,7 +325,8 @@ class Session:
             if ranked is None:
                 return None
             start_s = self.ground.slowest_start_s
-            held = budgeting.finalists_held(self.setting, self._left_s(), start_s)
+            known = known_of(told.history.trials)
+            held = budgeting.finalists_held(self.setting, self._left_s(), start_s, known)
             if held < len(ranked):
                 self.watch.told(
                     f"{held} of {len(ranked)} finalists go on: with more of them the rounds"
