@@ -144,7 +144,7 @@ def test_the_command_and_its_kept_pages(
         assert ridgeline([*arguments, "--json", str(out), "--save", str(pages)]) == 0
         assert ridgeline(["watch", "--prometheus", url, "--for", "2"]) == 0
     shown = capsys.readouterr().out
-    assert "gpu-host-1:8000: vLLM" in shown
+    assert "gpu-host-1:8000: TWIN: a digital twin" in shown  # whose pages these are
     assert "gpu-host-1:8000: the slots are full" in shown
     first = json.loads(out.read_text())["findings"][0]
     assert first["id"] == "batch-ceiling"

@@ -184,7 +184,9 @@ def test_the_second_ctrl_c_ends_starts_side_by_side_at_once(tmp_path: Path) -> N
     """Completions hang: nothing but an interruption ends the wait before 600 s are over."""
     (tmp_path / "prepared.log").write_text("INFO up")
     script = (
-        "import sys; from pathlib import Path\n"
+        "import signal, sys; from pathlib import Path\n"
+        # A shell's background job is born with SIGINT ignored, and so are the tests in one.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from ridgeline.domain.knobs import Configuration, Knobs\n"
         "from ridgeline.engines.resident import ResidentEngine\n"
         "from ridgeline.engines.started import ServerLaunch\n"
