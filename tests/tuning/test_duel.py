@@ -36,16 +36,21 @@ def test_equals_are_called_different_in_at_most_five_of_a_hundred_duels() -> Non
     assert wrong / 400 <= 0.05 + 0.02  # two standard errors of 400 duels
 
 
+@pytest.mark.parametrize(("helped", "most"), [(False, 0.05), (True, 0.065)])
 @pytest.mark.parametrize(
     "noises", [(5, 1, 1, 1), (1, 5, 1, 1), (3, 3, 1, 1), (1, 3, 3, 3), (8, 1, 1)]
 )
-def test_noises_that_differ_between_contenders_give_no_more_false_alarms(
-    noises: tuple[int, ...],
+def test_noises_that_differ_between_contenders_give_hardly_more_false_alarms(
+    noises: tuple[int, ...], helped: bool, most: float
 ) -> None:
-    """The pooled noise would be too small for the pair of the noisy one; its own counts then."""
+    """The pooled noise would be too small for the pair of the noisy one; its own counts then.
+
+    helped: by a search that saw the noise of the calmest.
+    """
     random = np.random.default_rng(sum(noises))
-    plan, wrong, duels = DuelPlan(len(noises)), 0, 600
+    wrong, duels = 0, 600
     for _ in range(duels):
+        plan = DuelPlan(len(noises), known=known_of(searched(random, 0.03)) if helped else None)
         values = 0.03 * np.array(noises) * random.standard_normal((plan.most, len(noises)))
         rounds: list[Round] = [dict(enumerate(np.exp(row).tolist())) for row in values]
         wrong += any(
@@ -53,7 +58,8 @@ def test_noises_that_differ_between_contenders_give_no_more_false_alarms(
             for n in range(plan.least, plan.most + 1)
             for p in stand(rounds[:n], plan).pairs
         )
-    assert wrong / duels <= 0.05 + 0.0178, "two standard errors of 600 duels"
+    print(f"{wrong} of {duels} duels of equals with noises {noises}")
+    assert wrong / duels <= most + 0.0178, "two standard errors of 600 duels"
 
 
 def test_what_the_search_saw_of_the_noise_lets_three_rounds_of_two_tell_a_doubling() -> None:

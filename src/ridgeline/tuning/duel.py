@@ -5,8 +5,8 @@ a round has in common cancels in the log ratio of two contenders. After each rou
 looked at with Student's t. The noise is that of all contenders and rounds together (`blocks`), as
 one pair alone tells it with two degrees of freedom after three rounds, and that of what the search
 measured more than once, which counts for a few more; it is never taken for
-smaller than the pair's own rounds have it. For a contender that is clearly noisier than the others
-the pair's own variance counts, with the pair's degrees of freedom.
+smaller than the pair's own rounds have it. For a contender that seems noisier than the others
+the pair's own variance counts, with the pair's degrees of freedom and fewer of the search's.
 
 Looking several times and at several pairs is paid for in advance: the error that is allowed (5 %)
 is divided among the pairs, and among the looks in proportion to the rounds seen. So the chance that
@@ -19,12 +19,12 @@ eight rounds that a duel has.)
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
 from ridgeline.experiment.statistics import t_quantile
-from ridgeline.tuning.blocks import Known, Noise, noise_of
+from ridgeline.tuning.blocks import MOST_FOR_ONE, Known, Noise, noise_of
 
 Word = Literal["clearly better", "clearly worse", "equal", "no clear difference"]
 Round = Mapping[int, float | None]  # contender -> objective; None or absent: no valid figure
@@ -67,6 +67,13 @@ class DuelPlan:
         """Of one run, from these rounds and the search; None where the rounds tell none."""
         found = noise_of(rounds, range(self.contenders))
         return found if found is None or self.known is None else self.known + found
+
+    def noise_of_one(self, variance: float, freedom: int) -> Noise:
+        """Of one run, from a pair's own rounds and, for less than in `noise`, from the search."""
+        own = Noise(variance, freedom, frozenset())
+        if self.known is None:
+            return own
+        return replace(self.known, freedom=min(self.known.freedom, MOST_FOR_ONE)) + own
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +171,9 @@ def _look(
         return Against(one, other, delta, None, None, "no clear difference", n)
     mean = math.fsum(steps) / n
     own = math.fsum((s - mean) ** 2 for s in steps) / (n - 1) / 2
-    variance, freedom = own, n - 1
-    if noise is not None and not noise.noisy & {one, other}:
-        variance, freedom = max(own, noise.variance), noise.freedom
+    if noise is None or noise.noisy & {one, other}:
+        noise = plan.noise_of_one(own, n - 1)
+    variance, freedom = max(own, noise.variance), noise.freedom
     width = t_quantile(freedom, 1 - plan.level(len(rounds)) / 2)
     half = width * math.sqrt(2 * variance / n)
     low, high = mean - half, mean + half
