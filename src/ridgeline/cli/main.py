@@ -6,6 +6,7 @@ docstring is the help. Only the file of the verb that is asked for is imported.
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -101,7 +102,10 @@ def _usage(error: Any) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    # Only the interpreter's own end is left: a late Ctrl-C would replace the exit code by a signal.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
