@@ -7,10 +7,9 @@ it to take. Everything, duel and soak as well, is inside the budget. Not replaye
 (no answers to judge; it costs nothing here) and the soak's outcome (its time is kept).
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 
 from benchmarks.tuning import real
 from benchmarks.tuning.ground import COLD_S, WARM_S
+from benchmarks.tuning.keeping import each
 from benchmarks.tuning.score import Replay, policy_of
 from ridgeline.domain.slo import slo_from_mapping
 from ridgeline.domain.summary import Interval, Percentiles, SloResult, Summary
@@ -278,25 +278,10 @@ def endings(
 
     Seeds whose truth has no configuration that can be shown to be feasible are left out.
     """
-    done = {(e.setting, e.seed, e.minutes): e for e in read(kept)}
-    with kept.open("a", encoding="utf-8") as file:
-        for seed in seeds:
-            for name, make in grounds.items():
-                for minutes in MINUTES:
-                    found = done.get((name, seed, minutes))
-                    if found is None and not math.isnan(make(seed).truth.best):
-                        found = ended(make(seed), seed, minutes)
-                        file.write(json.dumps(asdict(found)) + "\n")
-                        file.flush()
-                    if found is not None:
-                        yield found
-
-
-def read(kept: Path) -> list[Ending]:
-    """Endings that a file has; none without a file."""
-    if not kept.exists():
-        return []
-    return [Ending(**json.loads(line)) for line in kept.read_text("utf-8").splitlines()]
+    return each(
+        grounds, seeds, MINUTES, kept,
+        kind=Ending, which=lambda e: (e.setting, e.seed, e.minutes), run=ended,
+    )  # fmt: skip
 
 
 def bias(found: Sequence[Ending]) -> float:

@@ -1,12 +1,12 @@
 """Scores of policies: GPU seconds until the incumbent is truly within 2 % of the optimum."""
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tuning.keeping import each
 from benchmarks.tuning.rivals import Grid, RandomSearch, Tpe, incumbent
 from ridgeline.domain.slo import slo_from_mapping
 from ridgeline.tuning.port import Policy
@@ -152,22 +152,8 @@ def replay(
     """Every policy on every setting under every seed, seed by seed; what `kept` (JSON lines) has
     already is not run again. Seeds whose truth has no feasible configuration are left out.
     """
-    done = {(s.setting, s.policy, s.seed): s for s in read(kept)}
-    with kept.open("a", encoding="utf-8") as file:
-        for seed in range(seeds):
-            for name, make in grounds.items():
-                for policy in policies:
-                    score = done.get((name, policy, seed))
-                    if score is None and not math.isnan(make(seed).truth.best):
-                        score = run(make(seed), policy, seed)
-                        file.write(json.dumps(asdict(score)) + "\n")
-                        file.flush()
-                    if score is not None:
-                        yield score
-
-
-def read(kept: Path) -> list[Score]:
-    """Scores that a file has; none without a file."""
-    if not kept.exists():
-        return []
-    return [Score(**json.loads(line)) for line in kept.read_text("utf-8").splitlines()]
+    return each(
+        grounds, range(seeds), policies, kept,
+        kind=Score, which=lambda s: (s.setting, s.seed, s.policy),
+        run=lambda ground, seed, policy: run(ground, policy, seed),
+    )  # fmt: skip

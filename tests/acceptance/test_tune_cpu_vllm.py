@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from ridgeline.tuning.journal import Told, read_journal
+from support.cputuning import study_of, wait_for
 from support.realtime import realtime_allowed
 
 TESTS = Path(__file__).parents[1]
@@ -23,8 +23,6 @@ from real_vllm import ENVIRONMENT, environment_folder, make_model  # noqa: E402
 pytestmark = pytest.mark.acceptance
 
 MINUTES = float(os.environ.get("RIDGELINE_TUNE_MINUTES", "10"))
-# What a busy machine does to the client is told, and is no fault of the tuning.
-OF_THE_MACHINE = ("client limit", "not steady")
 # The client before all other work of the machine where that is allowed, the engines not.
 FIRST = "import os; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1)); "
 RUN = "from ridgeline.cli.main import main; main()"
@@ -33,39 +31,11 @@ AS_USUAL = ("chrt", "--other", "0") if realtime_allowed() else ()
 
 def study_file(folder: Path) -> Path:
     python = environment_folder() / "bin" / "python"
-    body = {
-        "name": "ten-minutes-on-the-cpu",
-        "model": str(make_model(python, folder / "model")),
-        "engine": "vllm",
-        "launch": {
-            "command": [*AS_USUAL, str(python), "-P", "-m", "vllm.entrypoints.openai.api_server",
-                        "--model", "{model}"],
-            "arguments": ["--load-format", "dummy", "--distributed-executor-backend", "uni"],
-            "environment": {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": ""},
-            "ready_s": 300.0,
-            "resident": 3,
-            "cold_s": 1.0,
-        },
-        "workload": {
-            "arrivals": {"users": 8},
-            "prompts": {"tokens": {"min": 32, "max": 64}},
-            "output_tokens": {"min": 16, "max": 48, "ignore_eos": True},
-            "warmup_s": 2.0, "duration_s": 6.0, "seed": 7,
-        },
-        "baseline": {
-            "max_num_seqs": 2, "max_model_len": 2048, "block_size": 32, "enforce_eager": True,
-            "kv_cache_memory_bytes": 64 * 2**20, "enable_prefix_caching": False,
-        },
-        "tune": {
-            "only": True,
-            "finalists": 2,
-            "space": {
-                "max_num_seqs": [1, 2, 4, 8],
-                "max_num_batched_tokens": [2048, 4096],
-                "enable_chunked_prefill": [True, False],
-            },
-        },
-    }  # fmt: skip
+    body = study_of(
+        "ten-minutes-on-the-cpu", make_model(python, folder / "model"), [*AS_USUAL, str(python)],
+        ENVIRONMENT, ready_s=300.0, window={"warmup_s": 2.0, "duration_s": 6.0},
+        slots=2, among=[1, 2, 4, 8], finalists=2,
+    )  # fmt: skip
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(body))
     return path
@@ -75,15 +45,6 @@ def ridgeline(log: Path, *words: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", f"{FIRST if AS_USUAL else ''}{RUN}", *words]
     with log.open("ab") as target:
         return subprocess.Popen(command, stdout=target, stderr=subprocess.STDOUT)
-
-
-def wait_for(condition: Callable[[], object], seconds: float, log: Path) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return
-        time.sleep(0.2)
-    pytest.fail(log.read_text())
 
 
 def ended(process: subprocess.Popen[bytes], seconds: float) -> int:

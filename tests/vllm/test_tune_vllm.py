@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -13,52 +11,19 @@ import yaml
 from real_vllm import ENVIRONMENT
 
 from ridgeline.tuning.journal import Told, read_journal
+from support.cputuning import OF_THE_MACHINE, study_of, wait_for
 
 pytestmark = pytest.mark.vllm
 
-# The machine may be busy with other things; what it does to the client is told, and no fault here.
-OF_THE_MACHINE = ("client limit", "not steady")
 LEFT_S = 40.0
 
 
 @pytest.fixture
 def study_file(vllm_python: Path, tiny_model: Path, tmp_path: Path) -> Path:
-    module = ["-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}"]
-    body = {
-        "name": "tune-on-the-cpu",
-        "model": str(tiny_model),
-        "engine": "vllm",
-        "launch": {
-            "command": [str(vllm_python), *module],
-            "arguments": ["--load-format", "dummy", "--distributed-executor-backend", "uni"],
-            # the last one counts in whole GiB and would override kv_cache_memory_bytes
-            "environment": {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": ""},
-            "ready_s": 240.0,
-            "resident": 3,
-            "cold_s": 1.0,
-        },
-        "workload": {
-            "arrivals": {"users": 8},
-            "prompts": {"tokens": {"min": 32, "max": 64}},
-            "output_tokens": {"min": 16, "max": 48, "ignore_eos": True},
-            "warmup_s": 1.0,
-            "duration_s": 2.0,
-            "seed": 7,
-        },
-        "baseline": {
-            "max_num_seqs": 1, "max_model_len": 2048, "block_size": 32, "enforce_eager": True,
-            "kv_cache_memory_bytes": 64 * 2**20, "enable_prefix_caching": False,
-        },
-        "tune": {
-            "only": True,
-            "finalists": 1,
-            "space": {
-                "max_num_seqs": [1, 8],
-                "max_num_batched_tokens": [2048, 4096],
-                "enable_chunked_prefill": [True, False],
-            },
-        },
-    }  # fmt: skip
+    body = study_of(
+        "tune-on-the-cpu", tiny_model, [str(vllm_python)], ENVIRONMENT, ready_s=240.0,
+        window={"warmup_s": 1.0, "duration_s": 2.0}, slots=1, among=[1, 8], finalists=1,
+    )  # fmt: skip
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(body))
     return path
@@ -81,15 +46,6 @@ def engines_of(model: Path) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
-
-
-def wait_for(condition: Callable[[], object], seconds: float, log: Path) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return
-        time.sleep(0.1)
-    pytest.fail(log.read_text())
 
 
 def told_in(out: Path) -> Told:
