@@ -161,6 +161,10 @@ def test_what_cannot_work_is_said(tmp_path: Path) -> None:
         ("study.yaml", "launch:\n  environment: {HF_TOKEN: null, A_KEY: '', B_KEY: $B}\n", None),
         ("study.yaml", "launch: {arguments: [--hf-token, --seed, '1', --api-key, $K]}", None),
         ("a-r1/run.json", '{"environment": {"HF_TOKEN": "***"}, "a": ["--api-key", "***"]}', None),
+        # as `ridgeline tune` writes it beside its winner
+        ("compose.yaml", 'environment:\n  VLLM_API_KEY: "${VLLM_API_KEY:?set it}"\n', None),
+        ("compose.yaml", "environment:\n  A_KEY: '$A_KEY'\n", None),
+        ("compose.yaml", 'environment:\n  VLLM_API_KEY: "sk-x"\n', "VLLM_API_KEY"),
     ],
 )
 def test_results_that_hold_a_secret_are_not_trimmed(

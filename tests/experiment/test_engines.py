@@ -276,6 +276,34 @@ def test_a_disturbed_gpu_voids_a_run(
     assert bool(found) == (warning is not None)
 
 
+@pytest.mark.parametrize(
+    ("machine", "warning"),
+    [
+        (None, None),
+        ({}, None),
+        ({"busy_cores_mean": 1.9}, None),  # not a virtual machine's reading
+        ({"busy_cores_mean": 2.0, "stolen_cores_mean": 0.02, "stolen_cores_max": 0.1}, None),
+        (
+            {"busy_cores_mean": 1.8, "stolen_cores_mean": 0.2, "stolen_cores_max": 0.7},
+            "the host: its hypervisor gave 10% of the CPU time that was wanted to others"
+            " (0.2 cores of steal, at most 0.7)",
+        ),
+    ],
+)
+def test_stolen_time_of_a_virtual_host_is_said(
+    machine: dict[str, float] | None, warning: str | None
+) -> None:
+    fine = evidence([request(i, i * 0.1) for i in range(299)])
+    host = {"replica 0: engine core": {"cpu_cores_mean": 1.0}}
+    told = host if machine is None else {**host, "machine": machine}
+    facts = replace(fine.facts, server={"telemetry": {"gpus": [], "host": told}})
+    judged = judge(replace(fine, facts=facts))
+    assert judged.valid, "slower than it might be is no reason to throw a run away"
+    found = [w for w in judged.warnings if w.startswith("the host")]
+    assert len(found) == (warning is not None)
+    assert warning is None or found[0].startswith(warning)
+
+
 def test_a_study_is_judged_again_from_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

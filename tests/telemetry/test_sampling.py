@@ -7,12 +7,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections import namedtuple
 from collections.abc import Iterator
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from ridgeline.domain.records import TelemetryRow
 from ridgeline.domain.run import LiveFigures, SilentWatch, Window
+from ridgeline.telemetry import host as host_module
 from ridgeline.telemetry.gpu import FakeSampler, GpuProbe, GpuSample, summarise_gpu
 from ridgeline.telemetry.host import HostProbe, descendants, role_of
 from ridgeline.telemetry.sampling import (
@@ -291,7 +295,7 @@ def test_cpu_is_measured_of_the_process_that_burns_it() -> None:
         probe = HostProbe({"replica 0": guard.pid})
         first = {r.metric for r in probe.read()}
         time.sleep(0.5)
-        second = {r.metric: r for r in probe.read()}
+        second = {r.metric: r for r in probe.read() if r.unit != "machine"}
         assert first == {"memory_bytes"}, "CPU is a difference of two readings"
         assert second["cpu_cores"].unit == "replica 0: engine core"
         assert 0.05 < second["cpu_cores"].value < 1.5
@@ -301,7 +305,36 @@ def test_cpu_is_measured_of_the_process_that_burns_it() -> None:
     finally:
         os.kill(child, 9)
         guard.communicate()
-    assert list(probe.read()) == [], "what has ended is left out"
+    left = [r for r in probe.read() if r.unit != "machine"]
+    assert left == [], "what has ended is left out"
+
+
+def test_what_the_hypervisor_took_is_read_of_the_whole_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # user system idle iowait steal, seconds over all cores: in 2 s 1.5 cores were busy, 0.5 stolen
+    stat = iter([(10.0, 5.0, 80.0, 1.0, 4.0), (12.0, 6.0, 81.0, 1.0, 5.0)])
+    clock = iter([100.0, 102.0])
+    times = namedtuple("times", "user system idle iowait steal")
+    now = SimpleNamespace(at=0.0, stat=times(*next(stat)))
+    monkeypatch.setattr(psutil, "cpu_times", lambda: now.stat)
+    monkeypatch.setattr(host_module.time, "monotonic", lambda: now.at)
+    now.at = next(clock)
+    probe = HostProbe({"replica 0": os.getpid()})
+    assert not [r for r in probe.read() if r.unit == "machine"], "a difference of two readings"
+    now.at, now.stat = next(clock), times(*next(stat))
+    read = {r.metric: r.value for r in probe.read() if r.unit == "machine"}
+    assert read == pytest.approx({"busy_cores": 1.5, "stolen_cores": 0.5})
+    assert not list(HostProbe({}).read()), "an engine elsewhere: this machine is not its host"
+
+
+def test_a_machine_that_does_not_tell_steal_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        psutil, "cpu_times", lambda: namedtuple("times", "user system idle")(1.0, 1.0, 1.0)
+    )
+    probe = HostProbe({"replica 0": os.getpid()})
+    for _ in range(2):
+        assert not [r for r in probe.read() if r.unit == "machine"]
 
 
 def test_roles_come_from_titles() -> None:

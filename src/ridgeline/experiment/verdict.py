@@ -41,6 +41,7 @@ from ridgeline.experiment.evidence import Doubt, Evidence, ms
 from ridgeline.experiment.loadsteps import of_steps, steps_not_reached, unsteady
 from ridgeline.experiment.measured import replicas_missing
 from ridgeline.experiment.steady import class_queue_grew, silent, trend, warmed_up, window_too_short
+from ridgeline.telemetry.host import MACHINE
 
 __all__ = ["Doubt", "Evidence", "judge", "trend"]
 
@@ -51,6 +52,7 @@ FEWEST_GAPS = 50
 DISPERSION_SIGMAS, CORRELATION_SIGMAS = 5.0, 5.0  # one true run in a million is beyond
 LEAST_CORRELATION = 0.03  # a smaller one changes no queue that anybody could measure
 THROTTLED_SHARE = 0.05  # of the window's samples
+STOLEN_SHARE = 0.02  # of the CPU time that the machine wanted: kernel launches wait for it
 Rule = Callable[[Evidence], Iterator[Doubt]]
 
 
@@ -262,6 +264,28 @@ def gpu_disturbed(e: Evidence) -> Iterator[Doubt]:
             )
 
 
+def host_disturbed(e: Evidence) -> Iterator[Doubt]:
+    """A hypervisor that gave cores to others while the engine wanted them.
+
+    An engine's core launches kernels one after another, so it is slower by about that share, and
+    no figure of its own shows why.
+    """
+    telemetry = e.facts.server.get("telemetry")
+    host = telemetry.get("host") if isinstance(telemetry, Mapping) else None
+    machine = host.get(MACHINE) if isinstance(host, Mapping) else None
+    if not isinstance(machine, Mapping):
+        return
+    busy, stolen = machine.get("busy_cores_mean", 0.0), machine.get("stolen_cores_mean", 0.0)
+    if stolen > STOLEN_SHARE * (busy + stolen):
+        yield Doubt(
+            f"the host: its hypervisor gave {stolen / (busy + stolen):.0%} of the CPU time that was"
+            f" wanted to others ({stolen:.2g} cores of steal, at most"
+            f" {machine.get('stolen_cores_max', stolen):.2g}): this run may be slower than the"
+            " machine is when it is left alone",
+            void=False,
+        )
+
+
 def account_is_off(e: Evidence) -> Iterator[Doubt]:
     """A replica told nothing, or the server's stages agree with nothing else that is known."""
     missing = replicas_missing(e.facts)
@@ -291,6 +315,7 @@ RULES = (
     other_prompts,
     other_lengths,
     gpu_disturbed,
+    host_disturbed,
     account_is_off,
     not_checked,
 )

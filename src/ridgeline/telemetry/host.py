@@ -21,11 +21,16 @@ ROLES = (
 LOOK_AGAIN_S = 5.0  # for processes that came or went
 
 
+MACHINE = "machine"  # the unit of what is read of the whole host
+
+
 class HostProbe:
     """CPU (in cores) and resident memory (bytes) of each role below the given processes.
 
     `roots`: unit -> the id of the guard process whose only child is the engine; the guard itself
-    is left out. The first reading has no CPU: it is a difference of two.
+    is left out. Of the whole machine, where an engine of ours is on it: `busy_cores`, and
+    `stolen_cores` on a virtual one, the cores that were wanted and that the hypervisor gave to
+    others (`steal` of proc_stat(5)). The first reading has no CPU: it is a difference of two.
     """
 
     def __init__(self, roots: Mapping[str, int]) -> None:
@@ -33,6 +38,7 @@ class HostProbe:
         self._found: list[tuple[str, Any]] = []
         self._looked_s = float("-inf")
         self._before: dict[int, tuple[float, float]] = {}
+        self._machine_before: tuple[float, float, float] | None = None
 
     def read(self) -> Iterable[Reading]:
         """What they take now; a process that has ended is left out."""
@@ -55,6 +61,17 @@ class HostProbe:
                     cores[unit] += (used - before[1]) / (now - before[0])
         yield from (Reading("host", unit, "cpu_cores", value) for unit, value in cores.items())
         yield from (Reading("host", unit, "memory_bytes", value) for unit, value in memory.items())
+        if self._roots:
+            yield from self._machine()
+
+    def _machine(self) -> Iterable[Reading]:
+        before, now = self._machine_before, _machine_seconds()
+        self._machine_before = now
+        if before is None or now is None or now[0] <= before[0]:
+            return
+        elapsed, busy, stolen = (b - a for a, b in zip(before, now, strict=True))
+        yield Reading("host", MACHINE, "busy_cores", max(0.0, busy) / elapsed)
+        yield Reading("host", MACHINE, "stolen_cores", max(0.0, stolen) / elapsed)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -182,6 +199,19 @@ class RoleClock:
             return None
         idle, total = (b - a for a, b in zip(self._host_first, self._host_last, strict=True))
         return idle / total
+
+
+def _machine_seconds() -> tuple[float, float, float] | None:
+    """(now, busy, stolen) in seconds, the last two over all cores since the host was started; None
+    where the system does not tell what was stolen."""
+    import psutil  # noqa: PLC0415
+
+    times = psutil.cpu_times()
+    stolen = getattr(times, "steal", None)
+    if stolen is None:
+        return None
+    idle, total = _host_times()
+    return time.monotonic(), total - idle - stolen, stolen
 
 
 def _host_times() -> tuple[float, float]:
