@@ -163,8 +163,7 @@ def test_the_twin_ranks_the_ways_as_they_were_measured(tmp_path: Path) -> None:
     model = make_model(environment_folder() / "bin" / "python", folder / "tiny")
     (folder / "card.yaml").write_text(yaml.safe_dump(CARD))
     if realtime_allowed():  # the client goes before other work, and the engines that it starts not
-        policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK
-        os.sched_setscheduler(0, policy, os.sched_param(1))
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     host = calibrated(folder, model)
     common = {
         "model": str(model), "workload": MIXED, "repeats": 3, "experiments": WAYS,

@@ -75,8 +75,7 @@ def speeds(folder: Path, name: str, prompts: list[str]) -> Difference:
     }  # fmt: skip
     file.write_text(yaml.safe_dump(body))
     if realtime_allowed():  # the client goes before other work, and the engines that it starts not
-        policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK
-        os.sched_setscheduler(0, policy, os.sched_param(1))
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     assert ridgeline(["study", str(file), "--out", str(folder / name), "--retries", "2"]) in (0, 3)
     found = load_results(folder / name).experiment("speculation")
     assert found is not None

@@ -14,6 +14,7 @@ from ridgeline.domain.records import MemorySink
 from ridgeline.domain.run import SilentWatch
 from ridgeline.domain.workload import Arrivals, Lengths, Outputs, Prompts, Workload
 from ridgeline.engines.base import DrivePlan
+from ridgeline.engines.router import router_facts
 from ridgeline.engines.started import ServerLaunch
 from ridgeline.engines.vllm import VllmEngine
 from ridgeline.workload.schedule import draw_schedule
@@ -35,6 +36,18 @@ def plan() -> DrivePlan:
         duration_s=1.0, warmup_s=0.0,
     )  # fmt: skip
     return DrivePlan(draw_schedule(work), "salt")
+
+
+def test_the_version_is_known_also_behind_a_word_that_starts_it(tmp_path: Path) -> None:
+    """`chrt --rr 1 vllm-router`: the environment is the program's, which is not the first word."""
+    python, program = tmp_path / "python3", tmp_path / "vllm-router"
+    python.write_text("#!/bin/sh\necho 0.1.17\n")
+    program.write_text(f"#!{python}\n")
+    for file in (python, program):
+        file.chmod(0o755)
+    for before in ((), ("env",), ("nice", "-n", "1")):
+        found = router_facts(Router(command=(*before, str(program))))
+        assert found["version"] == "0.1.17", before
 
 
 def test_it_is_started_waited_for_and_driven_through(

@@ -14,6 +14,11 @@ guard that is killed itself; what else such a guard leaves behind bears RIDGELIN
 environment, by which `process.EngineProcess` finds it. As a "child subreaper" the guard also
 inherits grandchildren that have left the process group, so it can find them; nothing else on the
 machine is ever touched.
+
+The command is scheduled in the ordinary way, whatever Ridgeline was given (`chrt`, a negative
+nice): real-time priority for the client is so that it sends and reads in time, and engines that had
+it, too, would take its core, and not be what a server is that runs by itself. A command that is to
+have it says so itself (`chrt -r 1 vllm serve`).
 """
 
 import contextlib
@@ -52,6 +57,7 @@ class Guard:
         signal.signal(signal.SIGTERM, self._on_term)
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _be_ordinary()  # the command inherits it
         away = json.loads(os.environ.get(AWAY, "{}"))
         self._cleanup: list[str] = away.get("cleanup", [])
         self._child = subprocess.Popen(  # noqa: S603  the user's own command
@@ -125,6 +131,23 @@ class Guard:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(process.pid, os.WNOHANG)
         return living
+
+
+def _be_ordinary() -> None:
+    """Give up real-time scheduling and a negative nice; a positive one is a wish for all of it.
+
+    The kernel's own rule for a fork under SCHED_RESET_ON_FORK, sched(7). Giving up is always
+    allowed, but for the policy of a process that has that flag and may not take it away.
+    """
+    ordinary = getattr(os, "SCHED_OTHER", None)
+    if ordinary is None:
+        return
+    with contextlib.suppress(OSError):
+        flag = os.sched_getscheduler(0) & os.SCHED_RESET_ON_FORK
+        if os.sched_getscheduler(0) & ~flag in (os.SCHED_FIFO, os.SCHED_RR):
+            os.sched_setscheduler(0, ordinary | flag, os.sched_param(0))
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
 def _descendants() -> list[psutil.Process]:

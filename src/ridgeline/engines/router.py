@@ -35,13 +35,16 @@ def router_facts(router: Router) -> Mapping[str, object]:
         "command": list(router.command),
         "policy": router.policy,
         "arguments": list(router.arguments),
-        "version": _version(router.command[0]),
+        "version": next(filter(None, map(_version, router.command)), None),
     }
     return {name: value for name, value in facts.items() if value}
 
 
 def _version(program: str) -> str | None:
-    """Of the package in the environment that the program is of."""
+    """Of the package in the environment that the program is of; None for any other word.
+
+    The program need not be a command's first word: `chrt --rr 1 vllm-router`.
+    """
     found = shutil.which(program)
     python = None if found is None else interpreter_of(found, None)
     if python is None or isinstance(python, NotAsked) or not Path(python).exists():
