@@ -12,6 +12,7 @@ from markupsafe import Markup
 from ridgeline.domain.errors import StoreError
 from ridgeline.domain.numerals import THIN
 from ridgeline.report.bars import difference_bar, marker, scale_of
+from ridgeline.report.cards import LONGEST, below, style
 from ridgeline.report.charts import Chart, build_charts
 from ridgeline.report.charts.knee import level_table
 from ridgeline.report.figures import comparisons_words, ranking_metric, sorted_rows
@@ -39,6 +40,11 @@ _ADDRESS = re.compile(r"https?://(?!www\.w3\.org/)[^\s\"'`)\\]*")
 
 def render(report: StudyReport) -> str:
     """The whole page as text. Every text of the report is escaped."""
+    return fill("page.html.j2", **_context(report))
+
+
+def fill(template: str, **values: Any) -> str:
+    """A page of the package's templates, its style inlined. Every value is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - heavy
 
     environment = Environment(
@@ -49,7 +55,9 @@ def render(report: StudyReport) -> str:
         lstrip_blocks=True,
     )
     environment.filters["whole_numbers"] = whole_numbers
-    return environment.get_template("page.html.j2").render(**_context(report))
+    environment.globals.update(below=below, longest=LONGEST)
+    css = Markup(asset("page.css") + style())  # noqa: S704 - the package's own files
+    return environment.get_template(template).render(css=css, **values)
 
 
 def whole_numbers(text: str) -> str:
@@ -101,7 +109,6 @@ def _context(report: StudyReport) -> dict[str, Any]:
         "tune": report.tune,
         "tune_sections": [] if report.tune is None else sections(report.tune),
         "failed": [(row.name, error_texts(row)) for row in report.rows if error_texts(row)],
-        "css": Markup(asset("page.css")),  # noqa: S704 - the package's own file
         "script": Markup(asset("page.js")),  # noqa: S704 - the package's own file
         "plotly": Markup(plotly_bundle()) if charts else "",  # noqa: S704 - vendored file
         "payload": payload(report, charts, chosen),

@@ -212,19 +212,12 @@ def markdown(found: SideBySide) -> str:
 
 def html(found: SideBySide) -> str:
     """Both tables as one page without scripts; every text is escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - heavy
-    from markupsafe import Markup  # noqa: PLC0415
+    from ridgeline.report.html import fill  # noqa: PLC0415 - heavy
 
-    from ridgeline.report.html import asset  # noqa: PLC0415
-
-    environment = Environment(
-        loader=PackageLoader("ridgeline.report", "assets"), autoescape=True,
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    return fill(
+        "sidebyside.html.j2", found=found, printed=printed_lines(found), definitions=definitions(),
+        caveat=CAVEAT,
     )  # fmt: skip
-    css = Markup(asset("page.css"))  # noqa: S704 - the package's own file
-    return environment.get_template("sidebyside.html.j2").render(
-        found=found, printed=printed_lines(found), definitions=definitions(), caveat=CAVEAT, css=css
-    )
 
 
 def write(found: SideBySide, *, page: Path | None, text: Path | None) -> None:

@@ -20,7 +20,7 @@ from ridgeline.diagnosis.recorded import (
 from ridgeline.domain.errors import StoreError
 from ridgeline.domain.numerals import counted, significant
 from ridgeline.report.charts.base import Chart, DataTable, Json, View, axis, note, safe
-from ridgeline.report.html import asset, plotly_bundle, script_text
+from ridgeline.report.html import asset, fill, plotly_bundle, script_text
 from ridgeline.report.watched import FIGURES, TWIN_WORDS, findings_words, lost_words
 
 MOST_POINTS = 1200  # of a line: more than a screen has columns
@@ -56,17 +56,12 @@ def write(folder: Path, path: Path) -> None:
 
 def render(folder: Path) -> str:
     """The whole page as text: nothing on it asks the network. Raises StoreError."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - heavy
-
     rows, figures, spans = summaries(folder), series(folder), stretches(folder)
     shown = [metric for metric in FIGURES if any(metric in row.means for row in rows)]
     seconds = max((row.seconds for row in rows), default=0.0)
     charts = [c for c in (_findings(spans), _over_time(figures, seconds)) if c is not None]
-    environment = Environment(
-        loader=PackageLoader("ridgeline.report", "assets"), autoescape=True,
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    return environment.get_template("watched.html.j2").render(
+    return fill(
+        "watched.html.j2",
         badge=_badge(folder),
         name=folder.resolve().name, version=__version__, seconds=counted(seconds), charts=charts,
         answer=" ".join(filter(None, (_answer(spans, len(rows)), lost_words(damaged(folder))))),
@@ -78,7 +73,6 @@ def render(folder: Path) -> str:
             for row in rows
         ],
         left_out=max(0, len(figures) - MOST_LINES), most=MOST_LINES,
-        css=Markup(asset("page.css")),  # noqa: S704 - the package's own file
         script=Markup(asset("page.js")),  # noqa: S704 - the package's own file
         plotly=Markup(plotly_bundle()),  # noqa: S704 - vendored file
         payload=_payload(charts),
