@@ -1,8 +1,10 @@
 """Chat and batch on the real vLLM on the CPU: one pool (fcfs, priority) and two pools, measured,
-and predicted by a twin that was calibrated on other runs. About eleven minutes.
+and predicted by a twin that was calibrated on other runs. About twelve minutes.
 
 All three arrangements have two engines, each on one core of its own, so that they share the machine
-in the same way: one pool is two replicas in turn, two pools are one replica each.
+in the same way: one pool is two replicas in turn, two pools are one replica each. So have the runs
+of the calibration: two engines at work beside each other and a client on the same cores are slower
+than one that has the machine for itself.
 """
 
 import json
@@ -67,7 +69,8 @@ def build() -> str:
     return f"vllm-{engine.stdout.strip()}-{commit.stdout.strip()}"
 
 
-def launch(folder: Path, resident: int) -> dict[str, Any]:
+def launch(folder: Path) -> dict[str, Any]:
+    """Only the engines under test are up: none beside them, not even idle."""
     python, places = environment_folder() / "bin" / "python", folder / "places"
     places.mkdir(exist_ok=True)
     module = [str(python), "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}"]
@@ -75,7 +78,7 @@ def launch(folder: Path, resident: int) -> dict[str, Any]:
         "command": [sys.executable, str(TESTS / "support" / "one_core.py"), str(places), *module],
         "arguments": ["--load-format", "dummy", "--distributed-executor-backend", "uni"],
         "environment": {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": ""},
-        "ready_s": 400.0, "resident": resident, "start_together": False, "cold_s": 1.0,
+        "ready_s": 400.0, "resident": 1, "cold_s": 1.0,
     }  # fmt: skip
 
 
@@ -87,7 +90,7 @@ def study(folder: Path, name: str, body: dict[str, Any]) -> Path:
 
 
 def calibrated(folder: Path, model: Path) -> Path:
-    """Constants of one engine on one core, from runs without classes, each of another load.
+    """Constants of two engines on a core each, from runs without classes, each of another load.
 
     A folder that is kept (RIDGELINE_KEEP) may hold them already, of this commit and engine.
     """
@@ -102,15 +105,16 @@ def calibrated(folder: Path, model: Path) -> Path:
         }  # fmt: skip
 
     runs = study(folder, "probe", {
-        "model": str(model), "engine": "vllm", "hardware": {"gpu": "./card.yaml"},
-        "launch": launch(folder, 1), "repeats": 2,
-        "workload": {**load(1, 32, 96, 128), "warmup_s": 2.0, "duration_s": 6.0, "seed": 3},
-        "baseline": {**KNOBS, "max_num_seqs": 16},
+        "model": str(model), "engine": "vllm", "hardware": {"gpu": "./card.yaml", "count": 2},
+        "launch": launch(folder), "repeats": 2,
+        "workload": {**load(2, 32, 96, 128), "warmup_s": 2.0, "duration_s": 6.0, "seed": 3},
+        "baseline": {**KNOBS, "max_num_seqs": 16, "data_parallel_size": 2},
         "experiments": [
-            {"name": "twelve", "workload": load(12, 32, 96, 128)},
-            {"name": "three", "workload": load(3, 32, 96, 128)},
-            {"name": "eight", "workload": load(8, 32, 96, 128)},
-            {"name": "short", "workload": load(3, 32, 96, 32)},
+            {"name": "twelve", "workload": load(24, 32, 96, 128)},
+            {"name": "two", "workload": load(4, 32, 96, 128)},
+            {"name": "three", "workload": load(6, 32, 96, 128)},
+            {"name": "eight", "workload": load(16, 32, 96, 128)},
+            {"name": "short", "workload": load(6, 32, 96, 32)},
         ],
     })  # fmt: skip
     assert ridgeline(["calibrate", str(runs), "--json", str(made)]) == 0
@@ -170,7 +174,7 @@ def test_the_twin_ranks_the_ways_as_they_were_measured(tmp_path: Path) -> None:
         "baseline_name": "fcfs", "baseline": {**KNOBS, "data_parallel_size": 2},
     }  # fmt: skip
     real = study(folder, "measured", {
-        **common, "engine": "vllm", "launch": launch(folder, 3),
+        **common, "engine": "vllm", "launch": launch(folder),
     })  # fmt: skip
     twin = study(folder, "predicted", {
         **common, "engine": "twin", "engine_version": "0.32.0",
