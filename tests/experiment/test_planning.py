@@ -121,6 +121,33 @@ def test_candidates_are_ranked_and_differ_in_what_the_engine_would_run(result):
     assert len(set(settings)) == len(settings)
 
 
+def test_a_change_that_does_nothing_has_no_row(tmp_path, capsys):
+    """Two users with prompts that share nothing: a prefix cache has nothing to find, and a larger
+    budget and more slots nothing to hold.
+    """
+    path, out = tmp_path / "study.yaml", tmp_path / "p"
+    idle = STUDY.format(model="Qwen/Qwen3-4B").replace("users: 16", "users: 2")
+    idle = idle.replace("duration_s: 3", "duration_s: 12")
+    path.write_text(idle.replace(", price_per_gpu_hour: 3.6", ""))
+    assert run(["plan", str(path), "--top", "20", "--json", str(out)]) == 0
+    body = json.loads(out.read_text())
+    rows = [c["change"] for c in body["candidates"]]
+    for nothing in ({"enable_prefix_caching": False}, {"max_num_batched_tokens": 16384}):
+        assert nothing not in rows
+    assert {"enable_prefix_caching": False} in body["alike"]
+    assert {"max_num_batched_tokens": 16384} in body["alike"]
+    base = body["baseline"]["throughput"]["per_gpu_output_tokens_per_s"]
+    for row in body["candidates"]:
+        rate = row["summary"]["throughput"]["per_gpu_output_tokens_per_s"]
+        wait = row["summary"]["failures_as_infinite"]["ttft_s"]["p95"]
+        first = body["baseline"]["failures_as_infinite"]["ttft_s"]["p95"]
+        assert abs(rate / base - 1) > 0.004 or abs(wait / first - 1) > 0.004, row["change"]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Predicted as the baseline is (within 0.5%), so without a row: " in shown
+    assert "No price of the H100-SXM is given" in shown
+    assert "give hardware.price_per_gpu_hour" in shown
+
+
 def test_nothing_beats_the_roofline(result):
     for row in (result.baseline, *result.candidates):
         assert row.summary.roofline.share_of_bound < 1
@@ -166,6 +193,8 @@ def test_the_verb_writes_its_json_and_its_table(tmp_path, capsys):
     assert "nothing was" in shown
     assert "(baseline)" in shown
     assert "A step's time" in shown
+    assert "No price" not in shown
+    assert "for the cost on another, plan again" in " ".join(shown.split())
     body = json.loads((tmp_path / "p").read_text())
     assert body["baseline"]["source"] == "twin"
     assert len(body["candidates"]) == 2

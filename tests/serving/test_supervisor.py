@@ -31,6 +31,20 @@ def test_all_replicas_start_side_by_side_each_on_its_gpus() -> None:
     assert [at for at, _ in world.events("serving")] == [pytest.approx(10.2, abs=0.15)]
 
 
+@pytest.mark.parametrize(
+    ("count", "up", "change"),
+    [
+        (1, "1 replica is up", "to 1 replica"),
+        (2, "2 replicas are up", "to 2 replicas, one at a time"),
+    ],
+)
+def test_one_replica_is_told_as_one(count: int, up: str, change: str) -> None:
+    world = opened(count=count)
+    assert [tell.words for _, tell in world.events("serving")] == [up]
+    world.do(world.supervisor.change(Wanted(1, count, 0), world.now))
+    assert [tell.words for _, tell in world.events("changing")] == [change]
+
+
 def test_too_few_gpus_end_it_with_the_reason() -> None:
     world = World(count=2, gpus=["0"], gpus_each=1)
     world.begin()

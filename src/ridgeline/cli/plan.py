@@ -214,6 +214,7 @@ def _to_json(result: "PlanResult") -> dict[str, Any]:
         "band_level": LEVEL,
         "baseline": None if baseline is None else baseline.to_json(),
         "candidates": [one(c) for c in result.candidates],
+        "alike": [dict(c.change) for c in result.alike],
         "hardware": [one(c) for c in result.hardware],
         "memory": {**{f"{n}_bytes": v for n, v in result.memory.parts.items()},
                    "kv_tokens": result.memory.kv_tokens,

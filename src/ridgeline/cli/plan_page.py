@@ -4,6 +4,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.domain.numerals import counted
+from ridgeline.experiment.predicting import SAME
 from ridgeline.report.figures import path_words
 from ridgeline.report.numbers import (
     dollars,
@@ -71,13 +72,16 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
     lines.append(_knee(result))
     narrow = width < NARROW
     lines += _against_measured(result)
-    title = f"The baseline, then the {len(result.candidates)} best candidates, best first"
-    if result.demoted:
+    count = len(result.candidates)
+    title = f"The baseline, then the {count} best candidates, best first"
+    if count < 2:
+        title = "The baseline and the one candidate" if count else "The baseline; no candidate"
+    if result.demoted and count:
         title = "Candidates, in an order that measurements contradict: measure before you believe"
     lines += ["", table(title, [base, *result.candidates], numbered=narrow)]
     if narrow:
         lines += [f"{n}: {_change(row)}" for n, row in enumerate(result.candidates, 1)]
-    lines.append("")
+    lines += ["", *_left_out(result), *_price_missing(result)]
     lines.append(
         f"{result.looked_at} changes and combinations were looked at. Rows of one table err"
         " together: their differences are surer than the rows. None of them was started: each is a"
@@ -86,9 +90,33 @@ def page(result: "PlanResult", name: str, *, width: int = 120) -> list[Any]:
     lines += _notes_of(result)
     if result.hardware:
         lines += ["", table("What if: the baseline on other GPUs", [base, *result.hardware])]
+        if result.baseline.configuration.price_per_gpu_hour is not None:
+            lines.append(
+                "The study's price is that of its own GPU; for the cost on another, plan again with"
+                " that one's hardware.gpu and hardware.price_per_gpu_hour."
+            )
     if any("fp8" in str(v) for p in result.candidates for v in p.change.values()):
         lines.append("FP8 changes the model's numbers: hold its answers against your own tests.")
     return lines
+
+
+def _left_out(result: "PlanResult") -> list[str]:
+    """What has no row because it reads as the baseline's."""
+    if not result.alike:
+        return []
+    changes = "; ".join(_change(row) for row in result.alike)
+    return [f"Predicted as the baseline is (within {SAME:.1%}), so without a row: {changes}"]
+
+
+def _price_missing(result: "PlanResult") -> list[str]:
+    """Why a column says "no price", and what to do."""
+    asked = "give hardware.price_per_gpu_hour (USD) in the study file"
+    if result.baseline.configuration.price_per_gpu_hour is None:
+        return [
+            f"No price of the {result.baseline.configuration.gpu} is given, so there is no cost per"
+            f" token and rows are ranked by tokens/s per GPU: {asked}."
+        ]
+    return []
 
 
 def _notes_of(result: "PlanResult") -> list[str]:

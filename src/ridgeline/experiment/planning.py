@@ -26,7 +26,7 @@ from ridgeline.experiment.capacity import (
 )
 from ridgeline.experiment.heldagainst import Agreement, Held, agreement, hold
 from ridgeline.experiment.planknee import LOADS, Knee, Point, knee_found, knee_of
-from ridgeline.experiment.predicting import Prediction, Predictor
+from ridgeline.experiment.predicting import Prediction, Predictor, alike
 
 __all__ = ["Bound", "Memory", "PlanResult", "Prediction", "knee_of", "plan", "with_changes"]
 
@@ -39,6 +39,7 @@ Said = Callable[[str, int, int], None]
 class PlanResult:
     """All that `ridgeline plan` says. `candidates` are ranked, best first.
 
+    alike: changes that promised something in a first look and are predicted as the baseline is.
     bound: over all settings that the plan varies; own_bound: at the baseline's own settings.
     held: predictions beside runs that were measured, with `held_notes` on what is taken for granted
     of them; `demoted`: they contradict the twin. loads: other loads of the baseline in short looks,
@@ -50,6 +51,7 @@ class PlanResult:
     bound: Bound
     own_bound: Bound
     candidates: tuple[Prediction, ...]
+    alike: tuple[Prediction, ...] = ()
     loads: tuple[Point, ...] = ()
     knee: Knee | None = None
     hardware: tuple[Prediction, ...] = ()
@@ -132,12 +134,10 @@ class _Plan:
         pairs = self._look(_combined([p.change for p in better[:6]]), "combinations")
         seen = (p for p in (*singles, *pairs) if p.summary and not p.void)
         ranked = sorted(seen, key=lambda p: p.rank)
-        finals = []
-        for number, candidate in enumerate(ranked[:top]):
-            self.said("the best in full", number, min(top, len(ranked)))
-            finals.append(self._final(candidate.change))
-        finals.sort(key=lambda p: p.rank)
-        finals += [self._final({**finals[0].change, **c}) for c in self._routings() if finals]
+        finals, same = self._in_full([p.change for p in ranked], baseline, top)
+        best = min(finals, key=lambda p: p.rank).change if finals else {}
+        more, also = self._in_full([{**best, **c} for c in self._routings()], baseline, top)
+        finals += more
         loads = tuple(self._loads())
         knee = knee_found(loads, configuration, workload, self.predict, self.said)
         return PlanResult(
@@ -146,6 +146,7 @@ class _Plan:
             bound=highest_bound(self.twin, configuration, workload, _layouts(self.twin)),
             own_bound=bound_of(self.twin, workload),
             candidates=tuple(sorted(finals, key=lambda p: p.rank)[:top]),
+            alike=(*same, *also),
             loads=loads,
             knee=knee,
             hardware=tuple(self._what_if()),
@@ -158,9 +159,25 @@ class _Plan:
             ),
         )
 
-    def _final(self, change: Mapping[str, Any]) -> Prediction:
-        changed = with_changes(self.configuration, change)
-        return self.predict(changed, self.workload, change, bands=True, in_full=True)
+    def _in_full(
+        self, changes: Sequence[Mapping[str, Any]], baseline: Prediction, top: int
+    ) -> tuple[list[Prediction], list[Prediction]]:
+        """Up to `top` that are predicted otherwise than the baseline, with bands, and those on the
+        way that are not. At most twice as many are tried: the later ones promised less and less.
+        """
+        finals: list[Prediction] = []
+        same: list[Prediction] = []
+        for number, change in enumerate(changes[: 2 * top]):
+            if len(finals) == top:
+                break
+            self.said("the best in full", number, min(2 * top, len(changes)))
+            changed = with_changes(self.configuration, change)
+            found = self.predict(changed, self.workload, change, in_full=True)
+            if alike(found, baseline):
+                same.append(found)
+                continue
+            finals.append(self.predict(changed, self.workload, change, bands=True, in_full=True))
+        return finals, same
 
     def _first_look(self, change: Mapping[str, Any]) -> Prediction:
         one, load = _one_replica(with_changes(self.configuration, change), self.short)

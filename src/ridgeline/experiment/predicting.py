@@ -21,6 +21,7 @@ from ridgeline.experiment.protocol import bounds_of
 from ridgeline.experiment.verdict import Evidence, Rule, judge, nothing_to_measure
 from ridgeline.workload.schedule import draw_schedule
 
+SAME = 0.005  # a share: what differs less reads alike in three digits
 FAR = 10.0  # a limit that is missed by more than ten times counts as missed by ten times
 
 
@@ -70,6 +71,37 @@ class Prediction:
             round(over, 6),
             -self.per_gpu if cost is None else cost,
         )
+
+
+def alike(one: Prediction, other: Prediction) -> bool:
+    """Whether no figure of two predictions differs by SAME or more: tokens/s per GPU, cost, and the
+    p95 of TTFT and ITL (failures as infinite); the same limits are missed. What has no figures, or
+    none to rely on, is like nothing.
+    """
+    if one.summary is None or other.summary is None or one.void or other.void:
+        return False
+    pairs = [
+        (one.per_gpu, other.per_gpu),
+        (
+            one.summary.cost.usd_per_million_output_tokens,
+            other.summary.cost.usd_per_million_output_tokens,
+        ),
+        *(
+            (found.p95, one.summary.failures_as_infinite[name].p95)
+            for name, found in other.summary.failures_as_infinite.items()
+            if name in ("ttft_s", "itl_s")
+        ),
+    ]
+    missed = [
+        [r.limit for r in p.summary.slo if r.met is not True] for p in (one, other) if p.summary
+    ]
+    return missed[0] == missed[1] and all(_near(a, b) for a, b in pairs)
+
+
+def _near(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one == other or abs(one - other) < SAME * min(abs(one), abs(other))
 
 
 @dataclass(frozen=True, slots=True)

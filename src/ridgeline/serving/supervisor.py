@@ -175,7 +175,8 @@ class Supervisor:
             return self._taken()
         self._before, self._wanted = self._wanted, wanted
         self.phase = Phase.CHANGING
-        self._actions.append(Tell("changing", f"to {wanted.count} replicas, one at a time"))
+        words = "1 replica" if wanted.count == 1 else f"{wanted.count} replicas, one at a time"
+        self._actions.append(Tell("changing", f"to {words}"))
         return self.tick(now)
 
     def stop(self, now: float) -> list[Action]:
@@ -250,7 +251,9 @@ class Supervisor:
     def _opened(self, now: float) -> None:
         if self.phase is Phase.OPENING and all(r.state is State.UP for r in self.replicas):
             self.phase = Phase.SERVING
-            self._actions.append(Tell("serving", f"{len(self.replicas)} replicas are up"))
+            up = len(self.replicas)
+            words = "1 replica is up" if up == 1 else f"{up} replicas are up"
+            self._actions.append(Tell("serving", words))
 
     def _wait_or_give_up(self, replica: Replica, now: float) -> None:
         """After a failure: wait for the next try, or give the replica up."""
