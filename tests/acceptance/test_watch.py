@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ridgeline.diagnosis.exporter import Exporter, names, render, write_rules
+from ridgeline.diagnosis.alertrules import write_rules
+from ridgeline.diagnosis.exporter import Exporter, names, render
 from ridgeline.diagnosis.live import Pool, Price
 from ridgeline.domain.slo import parse_slo
 from ridgeline.load.address import parse_address
@@ -60,11 +61,50 @@ def test_64_replicas_at_one_second_cost_little(page_files: list[Path]) -> None:
 
 def test_promtool_takes_the_page_and_the_rules(page_files: list[Path], tmp_path: Path) -> None:
     tool = debian_prometheus() / "promtool"
-    rules = write_rules(tmp_path)
+    rules = [file for file in write_rules(tmp_path) if file.suffix == ".yml"]
     subprocess.run([tool, "check", "rules", *rules], check=True)
     with replicas(3, 1, page_files) as urls:
         page = _page(urls)
     subprocess.run([tool, "check", "metrics"], input=page, text=True, check=True)
+
+
+ONE_EACH = """\
+rule_files: [ridgeline-recording.yml, ridgeline-alerts.yml]
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'ridgeline_replica_running_requests{replica="a"}', values: '4x30'}
+      - {series: 'ridgeline_replica_running_requests{replica="b"}', values: '4x30'}
+      - {series: 'ridgeline_replica_running_requests{replica="c"}', values: '60x30'}
+      - {series: 'ridgeline_replica_waiting_requests{replica="a"}', values: '0x30'}
+      - {series: 'ridgeline_replica_waiting_requests{replica="b"}', values: '0x30'}
+      - {series: 'ridgeline_replica_waiting_requests{replica="c"}', values: '0x30'}
+      - {series: 'ridgeline_replica_model_info{replica="a",model="small"}', values: '1x30'}
+      - {series: 'ridgeline_replica_model_info{replica="b",model="small"}', values: '1x30'}
+      - {series: 'ridgeline_replica_model_info{replica="c",model="LAST"}', values: '1x30'}
+    alert_rule_test:
+      - eval_time: 20m
+        alertname: RidgelineImbalance
+        exp_alerts: [EXPECTED]
+"""
+ALERT = """{exp_labels: {model: small, severity: warning}, exp_annotations: {summary: "the fullest\
+ replica of small has 2.647 times the mean load", description: "One replica holds far more requests\
+ than the others of its model. `ridgeline watch URL...` shows them side by side. Look at the\
+ router's policy: sessions or prefixes that stick to a replica, or one that is slower than the\
+ others."}}"""
+
+
+@pytest.mark.parametrize(("last", "expected"), [("large", ""), ("small", ALERT)])
+def test_prometheus_holds_a_replica_against_those_of_its_model(
+    last: str, expected: str, tmp_path: Path
+) -> None:
+    """4, 4 and 60 requests: the last serves another model, or is 60 over a mean of 22.7."""
+    write_rules(tmp_path)
+    (tmp_path / "test.yaml").write_text(
+        ONE_EACH.replace("LAST", last).replace("EXPECTED", expected)
+    )
+    tool = debian_prometheus() / "promtool"
+    subprocess.run([tool, "test", "rules", "test.yaml"], check=True, cwd=tmp_path)
 
 
 def _page(urls: list[str]) -> str:

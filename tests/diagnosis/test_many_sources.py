@@ -6,8 +6,8 @@ import pytest
 from diagnosis_pages import KV, MADE, PRE, PROMPT, STEPS, R, W, evidence, findings, page, words
 
 from ridgeline.cli.main import run as ridgeline
+from ridgeline.diagnosis.alertrules import rules
 from ridgeline.diagnosis.evidence import Known
-from ridgeline.diagnosis.exporter import rules
 from ridgeline.diagnosis.known import with_log
 from ridgeline.diagnosis.live import Pool
 from ridgeline.load.address import parse_address

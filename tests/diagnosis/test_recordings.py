@@ -12,6 +12,7 @@ from ridgeline.cli import watchstate
 from ridgeline.cli.main import run as ridgeline
 from ridgeline.cli.watchstate import State
 from ridgeline.diagnosis import recorded
+from ridgeline.diagnosis.keeping import FIGURES
 from ridgeline.diagnosis.live import Now
 from ridgeline.report import watchedpage
 
@@ -25,7 +26,7 @@ def _line(at: float, **more: Any) -> str:
 
 def _recording(folder: Path, lines: Iterable[str]) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / recorded.FIGURES).write_text("".join(lines))
+    (folder / FIGURES).write_text("".join(lines))
     return folder
 
 

@@ -15,6 +15,7 @@ from ridgeline.cli.watchstate import State
 from ridgeline.domain.errors import BadInput
 
 if TYPE_CHECKING:
+    from ridgeline.diagnosis.keeping import Limit
     from ridgeline.diagnosis.live import Price
 
 
@@ -62,9 +63,28 @@ def watch(
     record: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep figures and pages there.")
     ] = None,
+    record_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIMIT",
+            help="Bound of that folder, a size or a time (2GB, 24h, none) [200MB]; the oldest goes"
+            " first.",
+        ),
+    ] = None,
     write_rules: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write recording and alert rules for --serve's metrics."),
+        typer.Option(
+            metavar="DIR",
+            help="Write recording and alert rules for --serve's metrics, and a runbook of them.",
+        ),
+    ] = None,
+    runbook_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where that runbook will be read: the alerts link it [no link; what to do stands"
+            " in each alert].",
+        ),
     ] = None,
 ) -> int:
     """Show throughput, latencies, queues, KV use, cost and findings of running servers, live.
@@ -72,12 +92,15 @@ def watch(
     One that hangs or answers nonsense is shown as such and never holds up the others.
     """
     if write_rules is not None:
-        from ridgeline.diagnosis.exporter import write_rules as write  # noqa: PLC0415
+        from ridgeline.diagnosis import alertrules  # noqa: PLC0415
 
-        for file in write(write_rules):
+        link = None if runbook_url is None else alertrules.checked_runbook_url(runbook_url)
+        for file in alertrules.write_rules(write_rules, link):
             say(f"written: {file}")
         if not urls and not prometheus:
             return 0
+    elif runbook_url is not None:
+        raise BadInput("is of the rules", where="--runbook-url", fix="give --write-rules DIR too")
     if bool(urls) == bool(prometheus):
         raise BadInput(
             "give the URLs of running servers, or --prometheus URL, or --write-rules DIR"
@@ -86,8 +109,7 @@ def watch(
     check_prometheus_options(
         prometheus, match or gpu_match, prometheus_token_file or prometheus_user_file
     )
-    if record is not None:
-        ensure_folder_target(record)
+    limit = _limit(record, record_limit)
     from ridgeline.cli.doctor import known_from  # noqa: PLC0415
     from ridgeline.cli.prometheusoptions import source  # noqa: PLC0415
     from ridgeline.cli.winneroption import known_of, tuned_from  # noqa: PLC0415
@@ -117,7 +139,7 @@ def watch(
     )  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(pool)
-        state = State(pool, record, tuned)
+        state = State(pool, record, tuned, limit)
         stack.callback(state.close)
         if serve is not None:
             from ridgeline.diagnosis.exporter import Exporter, render  # noqa: PLC0415
@@ -127,6 +149,18 @@ def watch(
             say(f"serving http://127.0.0.1:{exporter.port}/metrics")
         _loop(state, interval, seconds, price)
     return 0
+
+
+def _limit(record: Path | None, text: str | None) -> "Limit | None":
+    """The recording's bound, checked before anything is read; its folder, too."""
+    if record is None:
+        if text is not None:
+            raise BadInput("is of a recording", where="--record-limit", fix="give --record DIR too")
+        return None
+    from ridgeline.diagnosis.keeping import DEFAULT, parse_limit  # noqa: PLC0415
+
+    ensure_folder_target(record)
+    return parse_limit(text or DEFAULT)
 
 
 def _loop(state: State, interval: float, seconds: float | None, price: "Price") -> None:

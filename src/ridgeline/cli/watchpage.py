@@ -71,8 +71,30 @@ def view(rows: "list[Now]", width: int, price: "Price | None" = None) -> "Group"
                                                     " replicas answer")]  # fmt: skip
     for row, name in zip(shown, names, strict=True):
         found.append(Text.assemble((name, "bold"), f"  {_says(row)}"))
+    found += [Text(words) for words in _sums(rows)]
     found += [Padding(Text(words, "dim"), (0, 0)) for words in _rests_on(shown, price)]
     return Group(*found)
+
+
+def _sums(rows: "list[Now]") -> "Iterable[str]":
+    """Of each model its replicas together, where there are several models."""
+    by: dict[str, list[Now]] = {}
+    for row in rows:
+        by.setdefault(row.model or "model not told", []).append(row)
+    if len(by) < 2:
+        return
+    for model, own in by.items():
+        made = [r.output_tokens_per_s for r in own if r.output_tokens_per_s is not None]
+        counts = [f"{total} {word}" for word in ("running", "waiting")
+                  if (total := _total(own, word)) is not None]  # fmt: skip
+        told = [f"{sum(r.up for r in own)} of {len(own)} answer",
+                *([f"{counted(sum(made))} output tokens/s"] if made else []), *counts]  # fmt: skip
+        yield f"{model}: {', '.join(told)}"
+
+
+def _total(rows: "list[Now]", name: str) -> str | None:
+    told = [v.last for r in rows if r.evidence and (v := getattr(r.evidence, name)) is not None]
+    return f"{sum(told):g}" if told else None
 
 
 def _rests_on(rows: "list[Now]", price: "Price | None") -> "Iterable[str]":

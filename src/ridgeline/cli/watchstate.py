@@ -12,14 +12,15 @@ from ridgeline.domain.secrets import mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import BinaryIO
 
     from ridgeline.diagnosis.drift import Tuned
+    from ridgeline.diagnosis.keeping import Keeper, Limit
     from ridgeline.diagnosis.live import Now, Pool, Replica
     from ridgeline.diagnosis.retuning import Retuning
     from ridgeline.diagnosis.storedpool import StoredPool, StoredReplica
 
 NAME = "replica.txt"  # which replica a folder of pages is of
+MANY_BYTES = 20e6  # of figures: their table takes seconds
 RECORD_EVERY_S = 10.0  # pages are kept so often
 GPU = ("utilisation", "sm_active", "tensor_active", "dram_active", "power_w")
 
@@ -28,12 +29,15 @@ class State:
     """The last figures, and where they are kept."""
 
     def __init__(
-        self, pool: "Pool | StoredPool", record: Path | None, tuned: "Tuned | None" = None
-    ) -> None:
+        self, pool: "Pool | StoredPool", record: Path | None, tuned: "Tuned | None" = None,
+        limit: "Limit | None" = None,
+    ) -> None:  # fmt: skip
         self._pool = pool
         self._tuned = tuned
         self._retuning: Retuning | None = None
         self._record = record
+        self._limit = limit
+        self._keeper: Keeper | None = None
         self._kept = float("-inf")
         self._clock = time.time() - time.monotonic()  # one that nobody sets
         self._folders: dict[str, Path] = {}
@@ -75,8 +79,11 @@ class State:
     def close(self) -> None:
         """The end: what was recorded becomes the store's table."""
         if self._record is not None and self._record.is_dir():
+            from ridgeline.diagnosis.keeping import figure_files  # noqa: PLC0415
             from ridgeline.diagnosis.recorded import close  # noqa: PLC0415
 
+            if sum(p.stat().st_size for p in figure_files(self._record)) > MANY_BYTES:
+                say(f"{self._record}: writing telemetry.parquet (Ctrl-C leaves it to the report)")
             try:
                 close(self._record)
             except (OSError, StoreError) as error:
@@ -101,16 +108,14 @@ class State:
         self._failing = False
 
     def _keep(self, folder: Path) -> None:
-        from ridgeline.diagnosis.recorded import FIGURES  # noqa: PLC0415
+        from ridgeline.diagnosis.keeping import DEFAULT, Keeper, parse_limit  # noqa: PLC0415
         from ridgeline.diagnosis.saved import stamped  # noqa: PLC0415
 
         at = self._clock + time.monotonic()
-        folder.mkdir(parents=True, exist_ok=True)
+        if self._keeper is None:
+            self._keeper = Keeper(folder, self._limit or parse_limit(DEFAULT))
         lines = [mask(json.dumps({"at": round(at, 3), **as_json(row)})) + "\n" for row in self.now]
-        with (folder / FIGURES).open("a+b") as file:
-            if file.tell() and not _ends_a_line(file):
-                file.write(b"\n")  # behind one that a kill or a full disk cut off
-            file.write("".join(lines).encode())
+        self._keeper.add("".join(lines).encode(), at)
         self._looks += 1
         if at - self._kept < RECORD_EVERY_S:
             return
@@ -119,10 +124,8 @@ class State:
         for replica in replicas:
             if replica.trouble is None and replica.last_text:
                 own = self._folder_of(folder, replica.name)
-                whole = own / f"metrics-{round(at)}.txt"
-                half = whole.with_suffix(".part")
-                half.write_text(stamped(replica.last_text, at), "utf-8")
-                half.replace(whole)
+                text = stamped(replica.last_text, at)
+                self._keeper.page(own / f"metrics-{round(at)}.txt", text, at)
 
     def _folder_of(self, folder: Path, name: str) -> Path:
         """A replica's own, whatever others come and go: also in a later run."""
@@ -147,11 +150,6 @@ def _said_name(folder: Path) -> str | None:
         return None
 
 
-def _ends_a_line(file: "BinaryIO") -> bool:
-    file.seek(-1, 2)
-    return file.read(1) == b"\n"
-
-
 def as_json(row: "Now") -> dict[str, Any]:
     """One replica's figures as plain values."""
     e = row.evidence
@@ -161,7 +159,7 @@ def as_json(row: "Now") -> dict[str, Any]:
     }
     gpu = {} if e is None else {f"gpu_{name}": e.gpu_mean(name) for name in GPU}
     found = {
-        "replica": row.name, "up": row.up, "trouble": row.trouble, **levels,
+        "replica": row.name, "model": row.model, "up": row.up, "trouble": row.trouble, **levels,
         "output_tokens_per_s": row.output_tokens_per_s, "requests_per_s": row.requests_per_s,
         "preemptions_per_s": row.preemptions_per_s, "ttft_s": dict(row.ttft_s),
         "itl_s": dict(row.itl_s), "idle": row.idle, "share_of_bound": row.share_of_bound,

@@ -1,4 +1,4 @@
-"""What a watched pool comes to, as a page that Prometheus scrapes; and rules over it.
+"""What a watched pool comes to, as a page that Prometheus scrapes.
 
 What is not known is left out, never 0.
 """
@@ -6,7 +6,6 @@ What is not known is left out, never 0.
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 from ridgeline.diagnosis.live import Now
@@ -49,7 +48,7 @@ _PREFIX, _POOL = "ridgeline_replica_", "ridgeline_pool_"
 def names() -> frozenset[str]:
     """Every metric that the page can have."""
     quantiles = (f"{name}_{share}_seconds" for name in _QUANTILES for share in _SHARES)
-    own = (*_GAUGES, *quantiles, "finding_info")
+    own = (*_GAUGES, *quantiles, "finding_info", "model_info")
     return frozenset({_PREFIX + n for n in own} | {_POOL + n for n in (*_SUMS, "replicas")})
 
 
@@ -59,15 +58,18 @@ def _last(now: Now, name: str) -> float | None:
 
 
 def render(replicas: Sequence[Now], *, whole: bool = True) -> str:
-    """The page in Prometheus's text format. whole: all replicas are there; else no sums are."""
+    """The page in Prometheus's text format. whole: all replicas are there; else no sums are.
+
+    Sums are of the replicas of one model: what two models do is not one figure.
+    """
     lines: list[str] = []
-    sums: dict[str, float] = {}
+    sums: dict[str, list[tuple[str, float]]] = {}
     for name, (text, value) in _GAUGES.items():
         told = [(n, v) for n in replicas if (v := value(n)) is not None]
         rows = [(_labels(replica=n.name), v) for n, v in told]
         lines += _family(_PREFIX + name, text, rows)
         if told and name in _SUMS and whole:
-            sums[name] = sum(v for _, v in told)
+            sums[name] = _by_model(told)
     for name, (text, field) in _QUANTILES.items():
         for share in _SHARES:
             told = [(n, v) for n in replicas if (v := getattr(n, field).get(share)) is not None]
@@ -77,10 +79,23 @@ def render(replicas: Sequence[Now], *, whole: bool = True) -> str:
         (_labels(replica=n.name, id=f.id, kind=f.kind), 1.0) for n in replicas for f in n.findings
     ]
     lines += _family(_PREFIX + "finding_info", "What `ridgeline doctor` would say of it.", rows)
-    for name, total in sums.items():
-        lines += _family(_POOL + name, f"Sum over the replicas: {_GAUGES[name][0]}", [("", total)])
-    lines += _family(_POOL + "replicas", "Replicas watched.", [("", float(len(replicas)))])
+    rows = [(_labels(replica=n.name, model=n.model or ""), 1.0) for n in replicas]
+    lines += _family(_PREFIX + "model_info", "Which model it serves, as its page says.", rows)
+    for name, rows in sums.items():
+        what = f"Sum over the replicas of a model: {_GAUGES[name][0]}"
+        lines += _family(_POOL + name, what, rows)
+    rows = _by_model([(n, 1.0) for n in replicas])
+    lines += _family(_POOL + "replicas", "Replicas of a model that are watched.", rows)
     return mask("\n".join(lines) + "\n")
+
+
+def _by_model(told: Iterable[tuple[Now, float]]) -> list[tuple[str, float]]:
+    """Sums by the label of their model; of those that never told theirs one without it."""
+    found: dict[str, float] = {}
+    for n, value in told:
+        labels = "" if n.model is None else _labels(model=n.model)
+        found[labels] = found.get(labels, 0.0) + value
+    return list(found.items())
 
 
 def _family(name: str, text: str, rows: Iterable[tuple[str, float]]) -> list[str]:
@@ -130,65 +145,3 @@ class Exporter:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5.0)
-
-
-_RECORDS = {
-    "ridgeline:pool_output_tokens_per_second:avg5m":
-        "avg_over_time(ridgeline_pool_output_tokens_per_second[5m])",
-    "ridgeline:pool_waiting_share":
-        "ridgeline_pool_waiting_requests / (ridgeline_pool_waiting_requests +"
-        " ridgeline_pool_running_requests > 0)",
-    "ridgeline:pool_imbalance_index":
-        "max(ridgeline_replica_running_requests + ridgeline_replica_waiting_requests) /"
-        " avg(ridgeline_replica_running_requests + ridgeline_replica_waiting_requests) > 0",
-    "ridgeline:pool_share_of_bound": "avg(ridgeline_replica_share_of_bound_ratio)",
-}  # fmt: skip
-_ALERTS = (
-    ("RidgelineReplicaDown", "ridgeline_replica_up == 0", "1m", "critical",
-     "{{ $labels.replica }} does not answer"),
-    ("RidgelineEngineHung", "ridgeline_replica_stalled_seconds > 20", "0m", "critical",
-     "{{ $labels.replica }} holds requests and takes no step"),
-    ("RidgelineQueue", "ridgeline:pool_waiting_share > 0.3", "10m", "warning",
-     "{{ $value | humanizePercentage }} of the requests wait"),
-    ("RidgelineKvThrash", "ridgeline_replica_preemptions_per_second > 0.2", "5m", "warning",
-     "{{ $labels.replica }} preempts requests: its KV cache is too small"),
-    ("RidgelineImbalance", "ridgeline:pool_imbalance_index > 1.5 and"
-     " max(ridgeline_replica_running_requests + ridgeline_replica_waiting_requests) >= 8",
-     "10m", "warning",
-     "the fullest replica has {{ $value | humanize }} times the mean load"),
-    ("RidgelineSloMissed", "ridgeline_replica_slo_attainment_ratio < 0.95", "10m", "warning",
-     "{{ $labels.replica }}: too many requests miss the TTFT limit"),
-    ("RidgelineIdle", "avg_over_time(ridgeline_replica_idle_ratio[1h]) > 0.7", "1h", "info",
-     "{{ $labels.replica }} idles {{ $value | humanizePercentage }} of the time"),
-)  # fmt: skip
-
-
-def rules() -> dict[str, dict[str, Any]]:
-    """Recording and alert rules, by the name of the file that they go into."""
-    alerts = [
-        {"alert": name, "expr": expression, "for": wait, "labels": {"severity": severity},
-         "annotations": {"summary": summary, "runbook": "docs/doctor.md"}}
-        for name, expression, wait, severity, summary in _ALERTS
-    ]  # fmt: skip
-    records = [{"record": name, "expr": expression} for name, expression in _RECORDS.items()]
-    return {
-        "ridgeline-recording.yml": {"groups": [{"name": "ridgeline", "rules": records}]},
-        "ridgeline-alerts.yml": {"groups": [{"name": "ridgeline-alerts", "rules": alerts}]},
-    }
-
-
-def write_rules(folder: Path) -> list[Path]:
-    """Write them; returns the files. Raises BadInput when the folder cannot be written."""
-    import yaml  # noqa: PLC0415
-
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, body in rules().items():
-            text = yaml.safe_dump(body, sort_keys=False, width=100)
-            (folder / name).write_text(text, "utf-8")
-            written.append(folder / name)
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise BadInput(f"cannot be written ({why})", where=str(folder)) from None
-    return written

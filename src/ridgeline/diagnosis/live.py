@@ -7,12 +7,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ridgeline.diagnosis.account import Account
 from ridgeline.diagnosis.evidence import Evidence, Known
 from ridgeline.diagnosis.finding import Finding
 from ridgeline.diagnosis.gathering import GPU_FIELDS, WANTED, Snapshot, gather
+from ridgeline.diagnosis.modelnames import models_on, said
 from ridgeline.diagnosis.ranking import diagnose
 from ridgeline.diagnosis.stillness import StillClock, with_stillness
 from ridgeline.domain.slo import Slo
@@ -80,7 +81,8 @@ class Now:
     silent_s: since its page was last read; `trouble`: why it was not. Latencies in s by "p50",
     "p95". mbu, mfu: share of the GPU's bytes and FLOPs that were used (on the roofline, not
     measured); waste_usd_per_hour: what the idle time costs, of usd_per_hour, which is for `gpus`.
-    attainment: least share of the requests inside the TTFT limit.
+    attainment: least share of the requests inside the TTFT limit. model: as its page says, also the
+    last one of a replica that is down.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Now:
     waste_usd_per_hour: float | None = None
     usd_per_million_output_tokens: float | None = None
     attainment: float | None = None
+    model: str | None = None
 
 
 class Replica:
@@ -126,6 +129,7 @@ class Replica:
         self._connection: http.client.HTTPConnection | None = None
         self.trouble: str | None = "not read yet"
         self.last_text = ""
+        self.model: str | None = None
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def start(self) -> None:
@@ -187,7 +191,7 @@ class Replica:
             self._clock.look(now, in_vllm_words(page))
             while len(self._readings) > LEAST and self._readings[0][0] < now - WINDOW_S:
                 self._readings.popleft()
-        self.last_text, self.trouble = text, None
+        self.last_text, self.trouble, self.model = text, None, said(models_on(page))
 
     def _page(self) -> str:
         connection = self._connection or self._connect()
@@ -246,7 +250,7 @@ class Pool:
 
     def now(self) -> list[Now]:
         """Every replica as it is now; never waits for one."""
-        return [self._guarded(replica) for replica in self.replicas]
+        return [replace(self._guarded(r), model=r.model) for r in self.replicas]
 
     def _guarded(self, replica: Replica) -> Now:
         """What no rule expected on the page of one replica is no reason to show the others less."""

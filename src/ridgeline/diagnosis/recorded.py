@@ -1,8 +1,9 @@
 """What `ridgeline watch --record` left: figures as rows of the store's telemetry, and pages.
 
-figures.jsonl is appended to at each look, so that a kill loses nothing; telemetry.parquet, as the
-store has it beside a run, is made of it at the end, or when somebody reads the folder. Where nobody
-looked for a while, or the clock was set back, nothing is said of the time in between.
+figures.jsonl is appended to at each look, so that a kill loses nothing (`keeping.py`);
+telemetry.parquet, as the store has it beside a run, is made of it at the end, or when somebody
+reads the folder. Where nobody looked for a while, or the clock was set back, nothing is said of the
+time in between.
 """
 
 import itertools
@@ -14,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ridgeline.diagnosis.keeping import Dropped, dropped, figure_files
 from ridgeline.domain.errors import StoreError
 from ridgeline.domain.records import TelemetryRow
 from ridgeline.store.tables import TELEMETRY, read_telemetry, write_telemetry
 
-FIGURES = "figures.jsonl"
 GPU = "gpu_"
 COST, RATE, HOURLY = "usd_per_million_output_tokens", "output_tokens_per_s", "usd_per_hour"
 MOST_APART = 3.0  # times the usual time between two looks: nobody looked in between
@@ -43,7 +44,7 @@ class Recorded:
 
 def is_recording(folder: Path) -> bool:
     """Whether `watch --record` wrote there."""
-    return (folder / FIGURES).is_file()
+    return bool(figure_files(folder))
 
 
 def close(folder: Path) -> None:
@@ -55,7 +56,8 @@ def close(folder: Path) -> None:
 def telemetry(folder: Path) -> tuple[TelemetryRow, ...]:
     """The rows of a recording, made anew where a kill left none or old ones. Raises StoreError."""
     table = folder / TELEMETRY
-    if not table.exists() or table.stat().st_mtime < (folder / FIGURES).stat().st_mtime:
+    newest = max((p.stat().st_mtime for p in figure_files(folder)), default=0.0)
+    if not table.exists() or table.stat().st_mtime < newest:
         close(folder)
     return read_telemetry(folder)
 
@@ -151,6 +153,17 @@ def twins(folder: Path) -> bool:
     return any(line.get("source") == "twin" for line in _lines(folder))
 
 
+def gone(folder: Path) -> tuple[Dropped, float]:
+    """What the bound of the recording took, and how many seconds of its figures: from the first
+    look to the first that is left. Raises StoreError.
+    """
+    found = dropped(folder)
+    left = next((float(line["at"]) for line in _lines(folder)), None)
+    if found.begun is None or left is None:
+        return found, 0.0
+    return found, max(0.0, left - found.begun)
+
+
 def damaged(folder: Path) -> int:
     """How many lines of the figures cannot be read. Raises StoreError."""
     return _read(folder)[1]
@@ -171,13 +184,14 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
 
 def _read(folder: Path) -> tuple[list[dict[str, Any]], int]:
     """Whole lines, and how many are damaged: a kill cuts the last one off, or a full disk one."""
-    path = folder / FIGURES
-    try:
-        text = path.read_text("utf-8", errors="replace")
-    except OSError as error:
-        raise StoreError("cannot be read", where=str(path)) from error
+    texts = []
+    for path in figure_files(folder):
+        try:
+            texts.append(path.read_text("utf-8", errors="replace"))
+        except OSError as error:
+            raise StoreError("cannot be read", where=str(path)) from error
     found, bad = [], 0
-    for line in filter(None, text.split("\n")):
+    for line in filter(None, "\n".join(texts).split("\n")):
         try:
             body = json.loads(line)
             float(body["at"]), str(body["replica"])

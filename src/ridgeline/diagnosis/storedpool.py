@@ -2,11 +2,12 @@
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.diagnosis.evidence import Known
 from ridgeline.diagnosis.gathering import gather
 from ridgeline.diagnosis.live import WINDOW_S, Now, Price, figures, ttft_limit
+from ridgeline.diagnosis.modelnames import said
 from ridgeline.diagnosis.stored import TIMEOUT_S, PrometheusServer, Stored, as_text
 from ridgeline.diagnosis.targets import Target
 from ridgeline.domain.errors import RidgelineError
@@ -105,12 +106,13 @@ class StoredPool:
         if why is None and age_s > OLD * self._period_s + TIMEOUT_S:
             why = f"Prometheus has not answered for {age_s:.0f} s"
         if why is not None:
-            return Now(target.name, False, silent, why)
+            return Now(target.name, False, silent, why, model=said(target.models))
         window = max(WINDOW_S, READINGS * (target.apart_s or 0.0)) + 0.5
         rows = [s for s in target.snapshots() if (s.at_s or 0.0) >= seen.now_s - window]
         gpus = seen.gpu_page(target)
         evidence = gather(rows, self._known, [] if gpus is None else [gpus], stored=True)
-        return figures(target.name, evidence, self._price, self._ttft_limit_s, silent)
+        now = figures(target.name, evidence, self._price, self._ttft_limit_s, silent)
+        return replace(now, model=said(target.models))
 
 
 def _text(target: Target) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.diagnosis.gathering import WANTED, Snapshot
+from ridgeline.diagnosis.modelnames import models_on
 from ridgeline.diagnosis.saved import label_masked
 from ridgeline.telemetry.dialects import PREFIXES
 from ridgeline.telemetry.prometheus import STARTED, Scrape, Series
@@ -58,9 +59,7 @@ class Target:
     @property
     def models(self) -> tuple[str, ...]:
         """The names of the models on its last page."""
-        rows = [s for n, found in self.pages[-1][1].samples.items() if n.startswith(ENGINE)
-                for s in found]  # fmt: skip
-        return tuple(sorted({s.labels["model_name"] for s in rows if s.labels.get("model_name")}))
+        return models_on(self.pages[-1][1])
 
     @property
     def apart_s(self) -> float | None:

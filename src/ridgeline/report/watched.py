@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.diagnosis.recorded import Recorded, damaged, summaries, twins
+from ridgeline.diagnosis.recorded import Recorded, damaged, gone, summaries, twins
 from ridgeline.domain.numerals import counted
 
 GAP = 2  # terminal columns between two
@@ -38,8 +38,8 @@ def watched_console(folder: Path) -> RenderableType:
             " telemetry.parquet; the pages: `ridgeline doctor --from` the folder.")  # fmt: skip
     if twins(folder):
         note = f"TWIN: {TWIN_WORDS}. {note}"
-    lost = lost_words(damaged(folder))
-    return Group(title, _Figures(rows), *([Text(lost)] if lost else []), Text(note, "dim"))
+    lost = filter(None, (gone_words(folder), lost_words(damaged(folder))))
+    return Group(title, _Figures(rows), *map(Text, lost), Text(note, "dim"))
 
 
 class _Figures:
@@ -93,6 +93,25 @@ def _wide(column: Sequence[str]) -> int:
 
 
 TWIN_WORDS = "read from pages of a digital twin (`ridgeline twin`), no real engine's"
+
+
+def gone_words(folder: Path) -> str:
+    """What is said of what a bound took; "" of nothing. Raises StoreError."""
+    what, seconds = gone(folder)
+    parts = []
+    if seconds:
+        parts.append(f"the first {_time(seconds)} of the figures ({what.lines:,} lines)")
+    if what.pages:
+        parts.append(f"the {what.pages:,} oldest pages")
+    if not parts:
+        return ""
+    return f"Dropped to hold the recording within {what.limit}: {' and '.join(parts)}."
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def lost_words(lines: int) -> str:

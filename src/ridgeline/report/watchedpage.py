@@ -21,7 +21,7 @@ from ridgeline.domain.errors import StoreError
 from ridgeline.domain.numerals import counted, significant
 from ridgeline.report.charts.base import Chart, DataTable, Json, View, axis, note, safe
 from ridgeline.report.html import asset, fill, plotly_bundle, script_text
-from ridgeline.report.watched import FIGURES, TWIN_WORDS, findings_words, lost_words
+from ridgeline.report.watched import FIGURES, TWIN_WORDS, findings_words, gone_words, lost_words
 
 MOST_POINTS = 1200  # of a line: more than a screen has columns
 MOST_LINES = 12  # replicas that one picture shows
@@ -65,6 +65,7 @@ def render(folder: Path) -> str:
         badge=_badge(folder),
         name=folder.resolve().name, version=__version__, seconds=counted(seconds), charts=charts,
         answer=" ".join(filter(None, (_answer(spans, len(rows)), lost_words(damaged(folder))))),
+        gone=gone_words(folder),
         head=("replica", "answered", *(FIGURES[m][0] for m in shown), "what came first"),
         rows=[
             (row.name, f"{row.up} of {row.looks}",
