@@ -112,6 +112,7 @@ def bench(
 ) -> int:
     """Measure the OpenAI-compatible server at URL under a load of users or of a rate.
 
+    Give one load: --users, --rate, --user-steps, --rate-steps or --trace.
     The API key comes from RIDGELINE_API_KEY or OPENAI_API_KEY. Ctrl-C keeps what was measured.
     Before the run the client is tried against null servers on this host (plain HTTP, up to 200
     streams; no TLS, no sessions). A run that asked more of it than it timed right there is void if

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 import ridgeline
+from ridgeline.cli.helptext import Verb
 from ridgeline.cli.output import INTERRUPTED, explain, say
 
 # Verb -> its line in --help, whole in 80 columns; in the order of --help. Each is a module here.
@@ -37,6 +38,34 @@ VERBS = {
 }
 
 
+# Verb -> a command that a stranger can type, below its help.
+EXAMPLES = {
+    "init": "ridgeline init --from 'vllm serve Qwen/Qwen3-4B' --gpu H100-SXM",
+    "plan": "ridgeline plan study.yaml --explain",
+    "study": "ridgeline study study.yaml --out runs/mine",
+    "tune": "ridgeline tune study.yaml --gpu-minutes 60",
+    "bench": "ridgeline bench http://127.0.0.1:8000 --users 16 --slo ttft_p95_ms=500",
+    "knee": "ridgeline knee http://127.0.0.1:8000 --slo ttft_p95_ms=500,itl_p95_ms=20",
+    "quality": "ridgeline quality http://127.0.0.1:8000 http://127.0.0.1:8001",
+    "doctor": "ridgeline doctor http://127.0.0.1:8000 --log vllm.log",
+    "watch": "ridgeline watch http://127.0.0.1:8000 http://127.0.0.1:8001 --record kept",
+    "report": "ridgeline report runs/mine --html report.html",
+    "export": "ridgeline export study.yaml --to kubernetes --experiment final",
+    "serve": "ridgeline serve study.yaml --experiment final",
+    "twin": "ridgeline twin --port 8000 --fixed-ttft-ms 100 --fixed-itl-ms 10",
+    "calibrate": "ridgeline calibrate runs/mine --json calibration.json",
+    "knobs": "ridgeline knobs seqs kv_cache",
+    "schema": "ridgeline schema --out study.schema.json",
+}
+START = (
+    "A server that runs: doctor says why it is slow, bench and knee measure it. A choice between"
+    " configurations: init writes a study file, plan predicts it without a GPU, study and tune"
+    " measure it. `ridgeline VERB --help` has an example of each.\n\n"
+    "Exit code 0: done. 1: a target or a check was missed. 2: bad input. 3: void, or not"
+    " completed. 130: stopped by Ctrl-C or SIGTERM."
+)
+
+
 def _version(asked: bool) -> None:
     if asked:
         print(f"ridgeline {ridgeline.__version__}")
@@ -53,13 +82,20 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        epilog=START,
     )
     app.callback()(_options)
     asked = [a for a in arguments[:1] if a in VERBS]
     for verb in asked or VERBS:
         module = importlib.import_module(f"ridgeline.cli.{verb}")
-        app.command(verb, short_help=VERBS[verb])(getattr(module, verb))
+        app.command(verb, cls=Verb, short_help=VERBS[verb], epilog=_example(verb))(
+            getattr(module, verb)
+        )
     return app
+
+
+def _example(verb: str) -> str:
+    return f"\b\nExample:\n  {EXAMPLES[verb]}"
 
 
 def _options(

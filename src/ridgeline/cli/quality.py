@@ -123,7 +123,13 @@ def quality(
         typer.Option(metavar="DIR", help="The model's folder, for the tasks' tokens."),
     ] = None,
     lm_eval: Annotated[
-        str, typer.Option("--lm-eval", metavar="PYTHON", help="A Python that has lm_eval.")
+        str,
+        typer.Option(
+            "--lm-eval",
+            metavar="PYTHON",
+            show_default="Ridgeline's own",
+            help="A Python that has lm_eval.",
+        ),
     ] = sys.executable,
     json: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the verdict as JSON; - is stdout.")

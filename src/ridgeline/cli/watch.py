@@ -41,20 +41,26 @@ def watch(
         typer.Option("--for", metavar="S", min=1, help="Stop after S seconds [at Ctrl-C]."),
     ] = None,
     study: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The study file of what runs.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The study file of what runs, for MBU, MFU and bound."),
     ] = None,
     winner: sourceoptions.Winner = None,
-    model: Annotated[str | None, typer.Option(metavar="M", help="The model served.")] = None,
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="The GPU.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="M", help="The model served, where no study says it.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The GPU, where no study says it.")
+    ] = None,
     gpus: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="GPUs of one replica [by its engine cores]."),
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option(metavar="USD", min=0, help="For cost and waste.")
+        float | None,
+        typer.Option(metavar="USD", min=0, help="Price, for cost per token and waste."),
     ] = None,
     slo: Annotated[
-        str, typer.Option(metavar="LIMITS", help='For attainment: "ttft_p95_ms=2000".')
+        str, typer.Option(metavar="LIMITS", help='Share of requests inside "ttft_p95_ms=2000".')
     ] = "",
     serve: Annotated[
         int | None,
