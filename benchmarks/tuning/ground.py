@@ -57,6 +57,7 @@ class ReplayGround:
         self.crashing = np.array([setting.crashes(c.change) for c in self.landscape.candidates])
         self.truth = self._truth()
         self._compiled: set[str] = set()
+        self._up: dict[object, Candidate] = {}  # engines by the candidate's key, the latest last
 
     @property
     def name(self) -> str:
@@ -87,6 +88,11 @@ class ReplayGround:
     def places(self) -> int:
         return self.setting.places
 
+    @property
+    def lasting(self) -> bool:
+        """Engines stay up from one question to the next, as those of the product on one host."""
+        return True
+
     def row(self, candidate: Candidate) -> int | None:
         """The candidate's row in the landscape; None where the engine would refuse it."""
         if self.space.refused(candidate) is not None:
@@ -99,9 +105,11 @@ class ReplayGround:
 
     def cost_s(self, candidates: Sequence[Candidate], window_s: float) -> float:
         """All GPUs of the host are taken while engines start and are measured in turn."""
-        start, engines = real.starts(), {c.key for c in candidates}
-        longest = max(self._start_s(c) for c in candidates) + COLD_S * len(engines)
-        wall = longest + start.beside_s * (len(engines) - 1) + (WARM_S + window_s) * len(candidates)
+        start, fresh = real.starts(), {c.key: c for c in candidates if c.key not in self._up}
+        wall = (WARM_S + window_s) * len(candidates)
+        if fresh:
+            wall += max(self._start_s(c) for c in fresh.values()) + COLD_S * len(fresh)
+            wall += start.beside_s * (len(fresh) - 1)
         return wall * self._gpus(candidates)
 
     def measure(self, ask: Ask, first: int) -> tuple[Trial, ...]:
@@ -113,6 +121,11 @@ class ReplayGround:
             if trial.state != "crashed" or candidate.key not in {t.candidate.key for t in trials}:
                 trials.append(trial)
         self._compiled.update(self._compile_key(c) for c in ask.candidates)
+        crashed = {t.candidate.key for t in trials if t.state in ("crashed", "refused")}
+        asked = {c.key: c for c in ask.candidates if c.key not in crashed}
+        earlier = [(k, c) for k, c in self._up.items() if k not in asked]
+        room = max(self.places - len(asked), 0)
+        self._up = dict([*(earlier[-room:] if room else ()), *asked.items()])
         return tuple(trials)
 
     def one(self, candidate: Candidate, number: int, window_s: float) -> tuple[Floats, Floats]:

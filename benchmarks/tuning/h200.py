@@ -104,9 +104,11 @@ class RealGround:
     limits = LIMITS
     places = PLACES
     gpus = 1
+    lasting = True
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
+        self._up: tuple[object, ...] = ()  # keys of the engines that are up, the latest first
         self.space, self.baseline, self.workload, self.candidates, self._runs = _measured()
         self._rows = {self.space.resolved(c).identity: i for i, c in enumerate(self.candidates)}
         self.crashing = np.zeros(len(self.candidates), dtype=bool)
@@ -137,14 +139,17 @@ class RealGround:
 
     def cost_s(self, candidates: Sequence[Candidate], window_s: float) -> float:
         """As the other settings: starts side by side, windows in turn."""
-        start = real.starts()
-        fp8 = any(c.change.get("quantization") for c in candidates)
-        engines = len({c.key for c in candidates})
-        beside = start.beside_s * (engines - 1) + COLD_S * engines
-        return start.alone_s + start.fp8_s * fp8 + beside + (WARM_S + window_s) * len(candidates)
+        start, windows_s = real.starts(), (WARM_S + window_s) * len(candidates)
+        fresh = {c.key: c for c in candidates if c.key not in self._up}
+        if not fresh:
+            return windows_s
+        fp8 = any(c.change.get("quantization") for c in fresh.values())
+        beside = start.beside_s * (len(fresh) - 1) + COLD_S * len(fresh)
+        return start.alone_s + start.fp8_s * fp8 + beside + windows_s
 
     def measure(self, ask: Ask, first: int) -> tuple[Trial, ...]:
         share = self.cost_s(ask.candidates, ask.window_s) / len(ask.candidates)
+        self._up = tuple(dict.fromkeys((*(c.key for c in ask.candidates), *self._up)))[:PLACES]
         return tuple(
             self._trial(n, c, ask.window_s, share) for n, c in enumerate(ask.candidates, first)
         )

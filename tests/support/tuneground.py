@@ -24,9 +24,12 @@ class FormulaGround:
         noise: float = 0.03,
         places: int = 1,
         start_s: float = 100.0,
+        lasting: bool = False,
     ) -> None:
         self.truth, self.twin, self.limits, self.crashes = truth, twin, limits, crashes
         self.noise, self._places, self.start_s = noise, places, start_s
+        self.lasting = lasting
+        self.up: set[object] = set()  # keys of what the last question started
         self.looked: set[object] = set()
 
     @property
@@ -47,7 +50,8 @@ class FormulaGround:
         return tuple(found)
 
     def cost_s(self, candidates: Sequence[Candidate], window_s: float) -> float:
-        return self.start_s + len(candidates) * (window_s + 10.0)  # distinct ones start together
+        fresh = {c.key for c in candidates} - self.up  # distinct ones start together
+        return self.start_s * bool(fresh) + len(candidates) * (window_s + 10.0)
 
     def measure_one(self, candidate: Candidate, number: int) -> Trial:
         """One trial of one candidate."""
@@ -55,6 +59,8 @@ class FormulaGround:
 
     def measure(self, ask: Ask, first: int) -> tuple[Trial, ...]:
         share = self.cost_s(ask.candidates, ask.window_s) / len(ask.candidates)
+        if self.lasting:
+            self.up = {c.key for c in ask.candidates if not self.crashes(c)}
         found: list[Trial] = []
         for candidate in ask.candidates:
             number = first + len(found)

@@ -58,3 +58,34 @@ def test_draws_have_the_mean_and_spread_of_the_prediction() -> None:
     drawn = model.draws(range(10, 20), 4000, np.random.default_rng(1))
     assert np.allclose(drawn.mean(axis=0), mean[10:20], atol=0.02)
     assert np.allclose(drawn.std(axis=0), spread[10:20], rtol=0.1)
+
+
+def test_the_noise_between_runs_is_what_repeats_of_one_configuration_show() -> None:
+    """A host that drifted: 8 390, 7 020 and 6 420 tokens/s of one configuration in six minutes.
+    Runs that knew of 3 % each do not bear that out, and one more is as uncertain.
+    """
+    near = 0.03
+    steady = [Reading(3, 9.0 + s, near) for s in (-0.02, 0.01, 0.02, -0.01)]
+    drifted = [Reading(3, float(np.log(v)), near) for v in (8390, 7020, 6420, 7600)]
+    quiet, loud = Residual(PLACES, WORLD, steady), Residual(PLACES, WORLD, drifted)
+    unseen = Residual(PLACES, WORLD, steady[:1])
+    assert quiet.between < unseen.between < loud.between
+    assert loud.between > 0.1
+    assert quiet.between < 0.05
+    # so the truth of what was measured once is known less well on such a host
+    one = Reading(70, float(WORLD[70]), near)
+    after = [Residual(PLACES, WORLD, [*r, one]).predict()[1][70] for r in (steady, drifted)]
+    assert after[1] > 1.5 * after[0]
+
+
+def test_a_bound_moves_what_was_thought_to_be_within_and_not_what_was_far_beyond() -> None:
+    seen = read(range(6))
+    model = Residual(PLACES, WORLD, seen)
+    mean, spread = model.predict()
+    row = 40
+    within = float(mean[row] + 1.0 * spread[row])
+    again = Residual(PLACES, WORLD, [*seen, *model.beyond([row], within)])
+    assert again.predict()[0][row] > mean[row] + 0.5 * spread[row]
+    beyond = float(mean[row] - 3 * np.hypot(spread[row], model.noise))
+    same = Residual(PLACES, WORLD, [*seen, *model.beyond([row], beyond)])
+    assert abs(same.predict()[0][row] - mean[row]) < 0.3 * spread[row]

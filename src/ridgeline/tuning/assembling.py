@@ -21,7 +21,7 @@ from ridgeline.tuning.measuring import StudyGround
 from ridgeline.tuning.outcome import Bought, TuneResult
 from ridgeline.tuning.ranges import space_of
 from ridgeline.tuning.room import gpus_shown, room_of
-from ridgeline.tuning.search import Search, Windows
+from ridgeline.tuning.search import REPEATS, Search, Windows
 from ridgeline.tuning.session import Found, Session
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.sidebyside import SideBySide
@@ -58,7 +58,8 @@ def assembled(
     space = space_for(setting)
     windows = Windows(setting.window_s, max(LONG * setting.window_s, setting.workload.duration_s))
     search = Search(space, ground, setting.slo, windows, seed=seed, risk=allowed_risk(setting),
-                    barred=gate.barred, room=room if room.several else None)  # fmt: skip
+                    repeats=REPEATS if limits.trials is None else 1, barred=gate.barred,
+                    room=room if room.several else None)  # fmt: skip
     return Session(
         setting, folder, ground, oracle, search, standings_of(search), engines, journal, watch,
         limits, gate, command, study_text, calibrate, space, room,

@@ -14,6 +14,7 @@ import numpy as np
 
 from ridgeline.domain.records import Floats
 from ridgeline.tuning import boundary
+from ridgeline.tuning.futility import limit_of
 from ridgeline.tuning.port import Expected
 from ridgeline.tuning.residual import Reading, Residual
 from ridgeline.tuning.space import Space
@@ -117,15 +118,24 @@ class Belief:
                  if f >= 0.5 and ok]  # fmt: skip
         return max(ahead, default=own) - own
 
-    def why(self, row: int) -> str:
-        """One line on why a candidate is measured."""
-        times, chance = self.count[row], self.feasible[row]
-        if row == 0 and not times:
+    def why(self, row: int, listed: int = 0, most: int = 1) -> str:
+        """One line on why a candidate is measured. listed: windows of it that the same question
+        asks for before this one; most: windows that are thought of from this question on.
+        """
+        seen = sum(r == row and t.state != "void" for r, t in self._trials)
+        window, last = seen + listed + 1, seen + max(most, listed + 1)
+        again = f"again, window {window} of up to {last}"
+        if listed:
+            return again
+        if row == 0 and not seen:
             return "the baseline, which everything is held against"
         value = math.exp(self.mean[row] - self.mean[0])
-        what = "measured again" if times else "expected"
-        spread = 100 * self.spread[row]
-        return f"{what}: {value:.2f} times the baseline (±{spread:.0f} %), limits met {chance:.0%}"
+        what = again if seen else "expected"
+        found = (
+            f"{what}: {value:.2f} times the baseline (±{100 * self.spread[row]:.0f} %), limits met"
+            f" {self.feasible[row]:.0%}"
+        )
+        return found if seen or most == 1 else f"{found}; up to {most} windows"
 
     def answers(self, sure: float = SURE) -> list[int]:
         """Rows that may be named: measured, no trial that speaks against it, and likely enough."""
@@ -137,7 +147,13 @@ class Belief:
     def _model(self, twin: Sequence[float | None], key: str | None) -> Residual:
         logs = np.array([log_of(key, v) for v in twin])
         readings = [x for r, t in self._trials if (x := self._reading(r, t, key)) is not None]
-        return Residual(self.places, logs, readings)
+        found = Residual(self.places, logs, readings)
+        past = [r for r, t in self._trials
+                if t.stopped and key is not None and limit_of(t.reason or "") == key]  # fmt: skip
+        if key is None or not past:
+            return found
+        beyond = found.beyond(past, log_of(key, self.limits[key]))
+        return Residual(self.places, logs, [*readings, *beyond])
 
     def _reading(self, row: int, trial: Trial, key: str | None) -> Reading | None:
         if trial.state in ("void", "crashed", "refused"):

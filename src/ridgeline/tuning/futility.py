@@ -11,6 +11,7 @@ Two bounds, both from live figures; each is a statement about the whole window, 
   and more requests will join than it allows.
 """
 
+import re
 from collections import deque
 from dataclasses import dataclass
 
@@ -149,6 +150,12 @@ def _least_slope(at_s: Floats, values: Floats) -> float:
 
 def _percent(share: float | None) -> str:
     return "not known" if share is None else f"{share:.0%}"
+
+
+def limit_of(bound: str) -> str | None:
+    """The key of the limit that a bound in words is about ("ttft_p95_ms"); None without one."""
+    found = re.search(r"(\w+)=\S+ cannot be met$", bound)
+    return None if found is None else found[1]
 
 
 class FutilityWatch:

@@ -56,10 +56,15 @@ class StudyGround:
     start_s: float | None = None
     side: SideBySide | None = None
     _planned: dict[int, PlannedExperiment] = field(default_factory=dict)
+    _stayed: tuple[Candidate, ...] = ()  # what would be up, on a twin
 
     def __post_init__(self) -> None:
         told = self.journal.told()
         self.start_s = told.start_s
+        for asked in told.asked:
+            if asked is not told.open and asked.phase == "search":
+                for group in self._groups(asked.candidates):
+                    self._stay(group)
         seen: dict[tuple[tuple[str, str], ...], int] = {}
         for asked in told.asked:
             for number, candidate, seed in self._seeded(asked, seen):
@@ -69,6 +74,13 @@ class StudyGround:
     def places(self) -> int:
         """How many engines may be up side by side."""
         return self.setting.places
+
+    @property
+    def lasting(self) -> bool:
+        """Whether engines stay up from one question to the next: not those of processes that are
+        side by side on several GPUs.
+        """
+        return self.side is None
 
     def expect(self, candidates: Sequence[Candidate]) -> tuple[Expected, ...]:
         """What the twin says of each, as calibrated by what was measured so far."""
@@ -179,7 +191,20 @@ class StudyGround:
         return made.configuration
 
     def _is_up(self, candidate: Candidate) -> bool:
-        return not self.setting.simulated and self.engines.is_up(self.setting.served(candidate))
+        if self.setting.simulated:
+            return candidate.key in {c.key for c in self._stayed}
+        return self.engines.is_up(self.setting.served(candidate))
+
+    def _stay(self, group: Sequence[Candidate]) -> None:
+        """A twin has no engines; what it would have up is kept as `LastingEngines` keeps it."""
+        if not self.setting.simulated or not self.lasting:
+            return
+        found = list({c.key: c for c in group}.values())
+        for other in sorted(self._stayed, key=lambda c: bool(c.change)):
+            fresh = other.key not in {c.key for c in found}
+            if fresh and len(found) < self.places and self._fits([*found, other]):
+                found.append(other)
+        self._stayed = tuple(found)
 
     def _groups(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
         """Those that fit side by side, in order; what is listed again is with its first."""
@@ -296,6 +321,7 @@ class StudyGround:
             start_s=self.start_s,
         )
         watch.flush()
+        self._stay([w.candidate for w in todo])
         return self._book(watch, wanted, len(fresh), time.monotonic() - begun)
 
     def _on_disk(self, run_id: str, wanted: Wanted, plan: Plan, watch: TrialsWatch) -> bool:

@@ -51,6 +51,12 @@ class Ground(Protocol):
     def places(self) -> int:
         """How many engines may be up side by side, at least 1."""
 
+    @property
+    def lasting(self) -> bool:
+        """Whether engines stay up from one question to the next, as far as there are places: then
+        measuring one again costs no start, and `cost_s` says so.
+        """
+
     def expect(self, candidates: Sequence[Candidate]) -> tuple[Expected, ...]:
         """What the twin says of each, as calibrated by what was measured so far."""
 

@@ -5,9 +5,15 @@ better than the incumbent and may be named (its limits are met surely enough aft
 measurement), or what is learnt shows another measured one to be better, the incumbent's fall
 included. All is worked out on joint draws from the posterior: a reading moves the mean of a
 candidate by its draw's deviation times the share that readings under this noise tell, and the means
-of the others in proportion to their covariance with it. How often an engine is measured is chosen
+of the others in proportion to their covariance with it. How often an engine is measured is weighed
 with it, as a start costs several windows and a repeat one. Engines that may be up side by side are
 chosen together.
+
+Where engines stay up, repeats are not promised: each is asked for after the one before was seen,
+and of several that start together only the one that then leads is measured on. So a batch costs the
+start and one window of each, and the repeats of one. To charge all of them with all repeats made
+three engines look as if they were three times as dear to try as one, and put every window of a
+batch on one candidate that would hardly meet its limits.
 """
 
 import math
@@ -43,7 +49,9 @@ WORTH_A_GPU = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows to measure side by side, each so often. gain: expected of the best of them (log)."""
+    """Rows to measure side by side. times: each so often, or where engines stay up so often at
+    most. gain: expected of the best of them (log).
+    """
 
     rows: tuple[int, ...]
     times: int
@@ -66,7 +74,7 @@ class _Drawn:
 
 class Prospects:
     """See the module. window_s: seconds of a measurement; most: times that an engine may be
-    measured at most.
+    measured at most; with 1 none is measured twice.
     """
 
     def __init__(
@@ -155,7 +163,7 @@ class Prospects:
         teach no more than one.
         """
         belief = self._belief
-        if not belief.open[row] or row in chosen:
+        if not belief.open[row] or row in chosen or (self._times == [1] and belief.count[row]):
             return False
         doubted = belief.suspects[row] > DOUBTFUL
         return not any(
@@ -178,7 +186,15 @@ class Prospects:
         return {}
 
     def _cost(self, rows: Sequence[int], times: int) -> float:
-        return max(1e-9, self._ground.cost_s(self._of(rows) * times, self._window_s))
+        """GPU seconds; see the module for what a repeat costs where engines stay up."""
+        if not self._ground.lasting:
+            return max(1e-9, self._ground.cost_s(self._of(rows) * times, self._window_s))
+        own = self._of(rows)
+        more_s = 0.0
+        if times > 1:
+            more_s = self._ground.cost_s(own[:1] * times, self._window_s)
+            more_s -= self._ground.cost_s(own[:1], self._window_s)
+        return max(1e-9, self._ground.cost_s(own, self._window_s) + more_s)
 
     def _worth(self, times: int) -> Floats:
         """(draws x columns): what the answer gains in each draw when the column was measured."""

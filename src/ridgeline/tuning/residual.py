@@ -28,7 +28,8 @@ from ridgeline.domain.records import Floats, Ints
 BELIEF = ((0.0, 0.1), (0.5, 0.2), (1.0, 0.7))
 AMPLITUDE = ((0.1, 0.3), (0.2, 0.4), (0.4, 0.3))
 REACH = ((0.5, 0.4), (1.2, 0.6))
-NOISE = ((0.02, 0.3), (0.06, 0.4), (0.12, 0.3))
+# Of repeats. On one H200 host they differed by 8 %; another drifted by 20 to 30 % within minutes.
+NOISE = ((0.02, 0.25), (0.06, 0.4), (0.12, 0.25), (0.25, 0.1))
 OFFSET = 0.4  # of the host: one of two H200 hosts launched 1.7 times slower than the other
 ADDITIVE = 0.8  # share of the error's variance that settings have each alone
 SHARES = 4  # so many settings at a time are expected to matter
@@ -37,11 +38,15 @@ LEAST_WEIGHT = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One measured figure: the row of its configuration, log value, its own standard error."""
+    """One measured figure: the row of its configuration, log value, its own standard error.
+
+    seen: False for one that only stands for what is known of it, as that it lies beyond a limit.
+    """
 
     row: int
     log_value: float
     error: float = 0.0
+    seen: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ class Residual:
         self._rows: Ints
         self._rows, self._at = np.unique(rows, return_inverse=True)  # measured rows, each once
         self._errors = np.array([r.error for r in readings], dtype=np.float64)
+        self._seen = np.array([r.seen for r in readings], dtype=bool)
         self.models = self._weighed()
 
     @property
@@ -93,11 +99,40 @@ class Residual:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of one more reading about the truth, of logarithms: the models' noise
-        and the errors that readings had so far.
+        """Standard deviation of one more reading about the truth, of logarithms: the noise between
+        runs as repeats showed it, and the errors that readings had so far.
         """
-        own = float(np.median(self._errors)) if len(self._errors) else 0.0
-        return float(np.hypot(sum(m.weight * m.noise for m in self.models), own))
+        own = float(np.median(self._errors[self._seen])) if self._seen.any() else 0.0
+        return float(np.hypot(self.between, own))
+
+    @property
+    def between(self) -> float:
+        """The part of it that no run's own error knows of: of the host, from run to run. With the
+        scatter of repeats its prior turns into what this host shows.
+        """
+        return math.sqrt(sum(m.weight * m.noise**2 for m in self.models))
+
+    def beyond(self, rows: Sequence[int], limit: float) -> list[Reading]:
+        """Readings that stand for runs which ended early because their figure was surely larger
+        than `limit` (a logarithm): a row is listed once for each.
+
+        A run's figure is the truth and noise; given that it is larger, the truth's distribution has
+        a mean and a variance in closed form (Rasmussen and Williams 2006, eq. 3.85 and 3.87, as for
+        a probit), and a reading is made that takes the prediction there. Where the limit was
+        thought to be missed anyway it says next to nothing: a bound is no value.
+        """
+        means, spreads = self.predict()
+        found = []
+        for row in sorted(set(rows)):
+            before, variance = float(means[row]), float(spreads[row]) ** 2
+            mean, left = before, variance
+            for _ in range(rows.count(row)):
+                mean, left = _larger(mean, left, limit, self.noise**2)
+            told = 1.0 / left - 1.0 / variance
+            if told > 1e-6 / variance:
+                error = math.sqrt(max(1.0 / told - self.between**2, 1e-4))
+                found.append(Reading(row, (mean / left - before / variance) / told, error, False))
+        return found
 
     def predict(self) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the true log value of every configuration."""
@@ -222,6 +257,19 @@ class Residual:
         solved = np.linalg.solve(self._measured(model), across.T)
         off = self._off(model)
         return mean + solved.T @ off, np.asarray(covariance - across @ solved, dtype=np.float64)
+
+
+def _larger(mean: float, variance: float, limit: float, noise: float) -> tuple[float, float]:
+    """Mean and variance of a truth of which one reading with such noise (a variance) was larger."""
+    from scipy.special import log_ndtr  # noqa: PLC0415  half a second to import
+
+    width = math.sqrt(variance + noise)
+    z = (mean - limit) / width
+    ratio = math.exp(-0.5 * z * z - 0.5 * math.log(2 * math.pi) - float(log_ndtr(z)))
+    return (
+        mean + variance * ratio / width,
+        variance - variance**2 * ratio * (z + ratio) / width**2,
+    )
 
 
 def _alike(some: Floats, others: Floats, reach: float) -> Floats:

@@ -3,8 +3,10 @@
 The twin ranks a few hundred candidates (`pool`). Gaussian processes on measured over predicted, one
 for the objective and one for each latency limit, correct it (`residual`, `belief`). What is
 measured next, and how often while its engine is up, has the largest expected gain of the answer for
-a GPU second, engine starts included (`prospects`). What crashed is left with its surroundings
-(`boundary`). The search goes on while the budget lasts and something 2 % better may well be there.
+a GPU second, engine starts included (`prospects`). Where engines stay up from one question to the
+next, a question asks for one window of each: whether another follows is decided on what it showed.
+What crashed is left with its surroundings (`boundary`). The search goes on while the budget lasts
+and something 2 % better may well be there.
 
 The search keeps nothing between two questions: it is a function of the history, the ground's
 expectations and the seed.
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ridgeline.domain.slo import Slo
-from ridgeline.tuning.belief import CONTENDERS, Belief, Standing
+from ridgeline.tuning.belief import CONFIRMED, CONTENDERS, Belief, Standing
 from ridgeline.tuning.pool import looks
 from ridgeline.tuning.port import Ask, Ground
 from ridgeline.tuning.prospects import Batch, Prospects
@@ -102,7 +104,7 @@ class Search:
         rows = view.belief.unconfirmed(places)
         while self._room is not None and len(rows) > 1 and not self._fit(self._room, view, rows):
             rows = rows[:-1]
-        again = Batch(tuple(rows), self._repeats, 0.0, None)
+        again = Batch(tuple(rows), CONFIRMED if self._ground.lasting else self._repeats, 0.0, None)
         return self._fitting(view.belief, again, left_s, self._windows.long_s)
 
     def _filled(self, view: "_View", batch: Batch) -> Batch:
@@ -167,11 +169,12 @@ class Search:
         """The largest beginning of the batch that the budget holds, as often as it holds."""
         window = self._windows.short_s if window_s is None else window_s
         for count in range(len(batch.rows), 0, -1):
-            for times in range(batch.times, 0, -1):
-                rows = [r for _ in range(times) for r in batch.rows[:count]]
-                candidates = tuple(belief.pool[r].candidate for r in rows)
+            for times in range(1 if self._ground.lasting else batch.times, 0, -1):
+                rows = [(r, k) for k in range(times) for r in batch.rows[:count]]
+                candidates = tuple(belief.pool[r].candidate for r, _ in rows)
                 if self._ground.cost_s(candidates, window) <= left_s:
-                    return Ask(candidates, window, tuple(belief.why(r) for r in rows))
+                    why = tuple(belief.why(r, k, batch.times) for r, k in rows)
+                    return Ask(candidates, window, why)
         return None
 
 
