@@ -341,6 +341,26 @@ def test_every_figure_of_every_table_is_in_sight(browser, many_pages, name, widt
             assert tables[0]["card"] == (width == 390), "a laptop has the table itself"
 
 
+def test_on_a_phone_the_words_below_a_bar_do_not_meet_the_next_one(browser, tmp_path):
+    """The limits of the H200's probe take four lines there; what has no room is in the table."""
+    write(load_report(PROBE, details=False), tmp_path / "probe.html")
+    with opened(browser, tmp_path / "probe.html", PHONE) as seen:
+        words, bars = seen.ask("""() => {
+            const within = (query) => [...document.querySelectorAll(query)].map(
+                e => e.getBoundingClientRect()).map(r => [r.top, r.bottom, r.left, r.right]);
+            return [within('#chart-seconds .annotation .bg'),
+                    within('#chart-seconds .barlayer .point path')];
+        }""")
+        assert len(words) == 12, "six totals, six limits"
+        met = [
+            (w, b) for w in words for b in bars
+            if w[0] + 2 < b[1] and b[0] + 2 < w[1] and w[2] < b[3] - 1 and b[2] + 1 < w[3]
+        ]  # fmt: skip
+        assert met == []
+        table = seen.page.locator("#chart-seconds ~ details").text_content()
+        assert "bound by engine core CPU (SMs active 47% of the time)" in table
+
+
 def test_a_table_that_goes_on_to_the_side_shows_it(browser, pages):
     """The shades are drawn below the content: nothing inside may paint over the right one."""
     with opened(browser, pages["study"], PHONE) as seen:
@@ -377,6 +397,7 @@ def test_a_recording_of_watch_gets_a_page(browser, tmp_path, viewport):
 
 
 H200 = Path(__file__).parents[2] / "results/h200/one-gpu"
+PROBE = Path(__file__).parents[2] / "results/h200/probe"
 TUNING = Path(__file__).parents[2] / "results/h200/tune/h200-tune-32"
 
 

@@ -117,15 +117,19 @@
   function wrapped(element, annotations) {
     const width = element._fullLayout.xaxis._length;
     const pen = document.createElement("canvas").getContext("2d");
+    const y = element._fullLayout.yaxis, row = y._length / Math.abs(y.range[1] - y.range[0]);
     return annotations.map((one) => {
       if (one.name !== "wrap") { return one; }
+      const most = Math.max(1, Math.floor(0.61 * row / (1.3 * one.font.size)));  // up to the next bar
       pen.font = one.font.size + "px " + element._fullLayout.font.family;
       let line = "", lines = [];
       one.text.split(" ").forEach((word) => {
         if (line && pen.measureText(line + " " + word).width > width - 6) { lines.push(line); line = word; }
         else { line = line ? line + " " + word : word; }
       });
-      return Object.assign({}, one, { text: lines.concat(line).join("<br>") });
+      lines.push(line);
+      if (lines.length > most) { lines = lines.slice(0, most); lines[most - 1] += " …"; }  // whole in the table
+      return Object.assign({}, one, { text: lines.join("<br>") });
     });
   }
 
@@ -169,7 +173,7 @@
   function heightOf(chart, element) {
     if (chart.key !== "tradeoff" || printing) {
       // Words under bars need more lines where the page is narrow.
-      const height = chart.key === "seconds" && element.clientWidth < 520 ? chart.height * 1.4 : chart.height;
+      const height = chart.key === "seconds" && element.clientWidth < 520 ? Math.round(chart.height * 1.7) : chart.height;
       element.style.height = height + "px";
       return height;
     }
