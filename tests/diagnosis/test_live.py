@@ -16,7 +16,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from ridgeline.cli.doctor import known_from
+from ridgeline.cli.knownoptions import known_from
 from ridgeline.cli.main import run as ridgeline
 from ridgeline.cli.watchpage import line, view
 from ridgeline.cli.watchstate import State

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridgeline.cli import sourceoptions
+from ridgeline.cli.knownoptions import known_from, router_of, text_of
 from ridgeline.cli.output import console, ensure_json_target, say, show, write_json
 from ridgeline.domain.errors import BadInput
 
@@ -129,7 +130,7 @@ def doctor(
             _from_files(saved, seconds, known, gpu_metrics) if saved
             else _from_servers(urls or [], seconds or 30.0, known, gpu_metrics, save, probe=probe)
         )  # fmt: skip
-    evidence = replace(evidence, router=_router(log or []))
+    evidence = replace(evidence, router=router_of(log or []))
     findings = diagnose(evidence)
     if gains and any(f.kind in ("limit", "fault") for f in findings):
         from ridgeline.diagnosis.asking import with_gains  # noqa: PLC0415
@@ -199,67 +200,6 @@ def _made(folder: Path) -> None:
         raise BadInput(
             f"cannot be made ({why})", where=str(folder), fix="give another folder"
         ) from None
-
-
-def known_from(study: Path | None, model: str | None, gpu: str | None, logs: list[Path]) -> "Known":
-    """What the user says of the configuration. Raises BadInput."""
-    from ridgeline.diagnosis.evidence import Known  # noqa: PLC0415
-    from ridgeline.diagnosis.known import with_configuration, with_log  # noqa: PLC0415
-    from ridgeline.domain.hardware import gpu as known_gpu  # noqa: PLC0415
-    from ridgeline.domain.knobs import Configuration, Knobs  # noqa: PLC0415
-    from ridgeline.domain.model import shape  # noqa: PLC0415
-
-    known = Known()
-    for file in logs:
-        known = with_log(known, _text(file))
-    if study is not None:
-        from ridgeline.workload.studyfile import load_study  # noqa: PLC0415
-
-        base = load_study(study).baseline
-        return with_configuration(known, base.configuration, base.workload, "the study file")
-    if (model is None) != (gpu is None):
-        raise BadInput("--model and --gpu go together: the roofline needs both")
-    if model is not None and gpu is not None:
-        shape(model)
-        found = Configuration(
-            model, _seen_knobs(known, Knobs()), gpu=known_gpu(gpu).name,
-            engine_version=_release(known.version),
-        )  # fmt: skip
-        known = with_configuration(known, found, None, "--model and --gpu", defaults=False)
-    return known
-
-
-def _seen_knobs(known: "Known", knobs: Any) -> Any:
-    """The knobs that a start-up log told, for the configuration that the twin is asked about."""
-    told = {
-        "max_num_seqs": known.max_num_seqs,
-        "max_num_batched_tokens": known.max_num_batched_tokens,
-        "max_model_len": known.max_model_len, "enforce_eager": known.eager,
-        "max_cudagraph_capture_size": known.capture or None,
-    }  # fmt: skip
-    return knobs.with_changes({k: v for k, v in told.items() if v is not None})
-
-
-def _release(version: str | None) -> str | None:
-    from ridgeline.domain.defaults import VERSIONS  # noqa: PLC0415
-
-    short = None if version is None else ".".join(version.split(".")[:2])
-    return short if short in VERSIONS else None
-
-
-def _router(logs: list[Path]) -> Any:
-    from ridgeline.diagnosis.known import router_signs  # noqa: PLC0415
-
-    found = [signs for file in logs if (signs := router_signs(_text(file))) is not None]
-    return next((s for s in found if s.failed), found[0] if found else None)
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text("utf-8", errors="replace")
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise BadInput(f"cannot be read ({why})", where=str(file)) from None
 
 
 def _from_files(
@@ -382,7 +322,7 @@ def _gpu_reader(source: str) -> "Callable[[], Scrape | None]":
     from ridgeline.diagnosis.saved import parsed  # noqa: PLC0415
 
     if Path(source).is_file():
-        page = parsed(_text(Path(source)), source)
+        page = parsed(text_of(Path(source)), source)
         return lambda: page
     if "://" not in source and ":" not in source:
         raise BadInput("no such file, and no URL", where="--gpu-metrics")

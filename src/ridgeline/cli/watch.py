@@ -116,7 +116,7 @@ def watch(
         prometheus, match or gpu_match, prometheus_token_file or prometheus_user_file
     )
     limit = _limit(record, record_limit)
-    from ridgeline.cli.doctor import known_from  # noqa: PLC0415
+    from ridgeline.cli.knownoptions import known_from  # noqa: PLC0415
     from ridgeline.cli.prometheusoptions import source  # noqa: PLC0415
     from ridgeline.cli.winneroption import known_of, tuned_from  # noqa: PLC0415
     from ridgeline.diagnosis.live import Pool, Price  # noqa: PLC0415

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from ridgeline.diagnosis.account import Account
 from ridgeline.diagnosis.evidence import Evidence, Known
 from ridgeline.diagnosis.finding import Finding
-from ridgeline.diagnosis.gathering import GPU_FIELDS, WANTED, Snapshot, gather
+from ridgeline.diagnosis.gathering import WANTED, Snapshot, gather
+from ridgeline.diagnosis.gpupages import GPU_FIELDS
 from ridgeline.diagnosis.modelnames import models_on, said
 from ridgeline.diagnosis.ranking import diagnose
 from ridgeline.diagnosis.stillness import StillClock, with_stillness
