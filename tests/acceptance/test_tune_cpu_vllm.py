@@ -23,16 +23,14 @@ from real_vllm import ENVIRONMENT, environment_folder, make_model  # noqa: E402
 pytestmark = pytest.mark.acceptance
 
 MINUTES = float(os.environ.get("RIDGELINE_TUNE_MINUTES", "10"))
-# The client before all other work of the machine where that is allowed, the engines not.
-FIRST = "import os; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1)); "
-RUN = "from ridgeline.cli.main import main; main()"
-AS_USUAL = ("chrt", "--other", "0") if realtime_allowed() else ()
+# The client before all other work of the machine where that is allowed; its engines are ordinary.
+FIRST = ["chrt", "--rr", "1"] if realtime_allowed() else []
 
 
 def study_file(folder: Path) -> Path:
     python = environment_folder() / "bin" / "python"
     body = study_of(
-        "ten-minutes-on-the-cpu", make_model(python, folder / "model"), [*AS_USUAL, str(python)],
+        "ten-minutes-on-the-cpu", make_model(python, folder / "model"), [str(python)],
         ENVIRONMENT, ready_s=300.0, window={"warmup_s": 2.0, "duration_s": 6.0},
         slots=2, among=[1, 2, 4, 8], finalists=2,
     )  # fmt: skip
@@ -42,7 +40,7 @@ def study_file(folder: Path) -> Path:
 
 
 def ridgeline(log: Path, *words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", f"{FIRST if AS_USUAL else ''}{RUN}", *words]
+    command = [*FIRST, sys.executable, "-P", "-m", "ridgeline.cli.main", *words]
     with log.open("ab") as target:
         return subprocess.Popen(command, stdout=target, stderr=subprocess.STDOUT)
 
