@@ -22,7 +22,15 @@ from pathlib import Path
 
 KEPT = ("run.json", "requests.parquet", "telemetry.parquet", "steps.parquet")
 RUN, CHUNKS = "run.json", "chunks.parquet"
-TUNING = ("tune.jsonl", "tune.json", "winner.yaml", "serve.sh", "compose.yaml", "calibration.json")
+TUNING = (
+    "tune.jsonl",
+    "tune.json",
+    "winner.yaml",
+    "nearest.yaml",
+    "serve.sh",
+    "compose.yaml",
+    "calibration.json",
+)
 INSIDE = ("trials", "soak")  # studies of a tuning's own
 SECRET = re.compile(  # HF_TOKEN: value, "API_KEY": "value", --api-key value, "--api-key", "value"
     r"""\b([A-Z][A-Z0-9_]*_?(?:TOKEN|KEY|SECRET|PASSWORD))["']?\s*[:=]\s*(?!null\b|~|["']{2}|"\*|["']?\$)["'\w]"""

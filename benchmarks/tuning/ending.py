@@ -27,9 +27,10 @@ from ridgeline.tuning import budgeting
 from ridgeline.tuning.assembling import standings_of
 from ridgeline.tuning.choosing import choose
 from ridgeline.tuning.dueling import Duel
+from ridgeline.tuning.goingon import BUDGET_USED
 from ridgeline.tuning.journal import Asked, Told
 from ridgeline.tuning.search import Search
-from ridgeline.tuning.session import BUDGET_USED, Session
+from ridgeline.tuning.session import Session
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.trial import Candidate, History
 from ridgeline.workload.study import TuneSpec

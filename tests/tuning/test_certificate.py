@@ -37,12 +37,15 @@ def test_no_more_is_claimed_than_the_twins_error_allows() -> None:
 
 
 def test_a_budget_that_ended_it_and_a_contradicted_twin_are_said() -> None:
-    found = certify(8300.0, OWN, ANY, Outlook(0.05, 0.08, None, 0.2, 310, 0.6))
+    outlook = Outlook(0.05, 0.08, None, 0.2, 310, 0.6)
+    found = certify(8300.0, OWN, ANY, outlook, ended="its budget is used")
     assert not found.complete
     _, words = found.sentences()
     assert words.startswith("By the measurements (the twin is contradicted by them) no setting")
     assert "more than 8.3 %" in words
-    assert words.endswith("the budget ended the search before its end.")
+    assert words.endswith("; the search had more to try: its budget is used.")
+    (_, silent) = certify(8300.0, OWN, ANY, outlook).sentences()
+    assert "budget" not in silent, "what did not end it is not blamed"
 
 
 def test_a_share_above_one_is_not_hidden() -> None:

@@ -39,7 +39,8 @@ _LATER_LAUNCH: dict[str, Any] = {
 class PlannedExperiment:
     """One experiment: what it serves, under which traffic, and its change in words.
 
-    `repeats`: its own number where it has fewer than the plan.
+    `repeats`: its own number where it has fewer than the plan. `since`: the first one that it has,
+    for one that joins later.
     """
 
     name: str
@@ -47,6 +48,7 @@ class PlannedExperiment:
     workload: Workload
     change: str = ""
     repeats: int | None = None
+    since: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ def plan_runs(plan: Plan) -> tuple[PlannedRun, ...]:
         forward = repeat % 2 == 1
         for experiment in plan.experiments if forward else reversed(plan.experiments):
             if experiment.repeats is not None and repeat > experiment.repeats:
+                continue
+            if repeat < experiment.since:
                 continue
             engine = experiment.configuration.engine
             versions.setdefault(engine, versions_for(engine))

@@ -15,7 +15,7 @@ from ridgeline.report.account import NOTE, account_table
 from ridgeline.report.figures import NO_PRICE, comparison_words, comparisons_words
 from ridgeline.report.model import Difference, ExperimentRow, StudyReport
 from ridgeline.report.sentence import answer
-from ridgeline.report.tunetext import sections
+from ridgeline.report.tunetext import NEAREST_SERVE, sections
 from ridgeline.store.run_directory import StoredRun
 from ridgeline.tuning.outcome import TuneResult
 
@@ -84,6 +84,8 @@ def _tuning(result: TuneResult) -> list[str]:
         found += ["## How far from the bounds", *lines]
     if result.recommended:
         found += ["## Serve it", f"```\n{result.winner.command}\n```"]
+    if result.nearest is not None:
+        found += ["## What came nearest", NEAREST_SERVE, f"```\n{result.nearest.side.command}\n```"]
     return found
 
 

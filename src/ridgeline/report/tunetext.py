@@ -27,6 +27,7 @@ from ridgeline.tuning.outcome import (
 from ridgeline.tuning.quality_stats import Figure
 from ridgeline.tuning.saying import missed_words
 
+NEAREST_SERVE = "what came nearest, which was not shown to meet the targets:"
 PER_USD = UNITS["cost"]
 SHORT = 90  # characters of a reason on the terminal
 
@@ -63,6 +64,8 @@ def tune_console(result: TuneResult) -> RenderableType:
     parts += [Text(f"note: {note}", style="yellow") for note in result.notes]
     if result.recommended:
         parts += [Text("serve it with:", style="dim"), Text(result.winner.command)]
+    if result.nearest is not None:
+        parts += [Text(NEAREST_SERVE, style="dim"), Text(result.nearest.side.command)]
     return Group(*parts)
 
 
@@ -135,8 +138,8 @@ def manager(result: TuneResult) -> str | None:
 
 
 def nearest(result: TuneResult) -> str | None:
-    """The nearest miss, where nothing meets the targets."""
-    if result.nearest_miss is None:
+    """The nearest miss, where nothing meets the targets and the verdict does not tell it."""
+    if result.nearest_miss is None or result.nearest is not None:
         return None
     return f"No configuration meets the targets; nearest: {result.nearest_miss}."
 

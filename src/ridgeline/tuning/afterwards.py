@@ -15,6 +15,7 @@ from ridgeline.tuning import budgeting
 from ridgeline.tuning.certificate import certify
 from ridgeline.tuning.claims import NONE
 from ridgeline.tuning.expecting import Oracle
+from ridgeline.tuning.goingon import BUDGET_ENDS
 from ridgeline.tuning.journal import Asked
 from ridgeline.tuning.outcome import Bought, Side
 from ridgeline.tuning.port import Expected
@@ -142,6 +143,8 @@ def _spread(trial: Trial) -> float:
 def certificate(session: Session, found: Found, winner: Side) -> dict[str, Any]:
     """How far the winner is from the bounds, and what is still to be expected of searching."""
     tokens, policy = winner.output_tokens_per_s_per_gpu, session.policy
+    if not found.recommended and not found.winner.change:
+        return {}  # nothing is named that could be near a bound
     if not session.oracle.known or not tokens or not isinstance(policy, Search):
         return {}
     served = replace(session.setting.served(found.winner), engine="twin", launch=None)
@@ -152,6 +155,7 @@ def certificate(session: Session, found: Found, winner: Side) -> dict[str, Any]:
     load = session.setting.workload
     made = certify(
         tokens, bound_of(twin, load), highest_bound(twin, served, load, ()),
-        policy.outlook(session.journal.told().history, found.winner), basis=session.oracle.basis(),
+        policy.outlook(session.journal.told().known, found.winner), basis=session.oracle.basis(),
+        ended=found.ended if found.ended in BUDGET_ENDS else "",
     )  # fmt: skip
     return {**asdict(made), "lines": list(made.sentences())}

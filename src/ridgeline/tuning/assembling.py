@@ -18,6 +18,7 @@ from ridgeline.tuning.gate import Gate, allowed_risk, gated, not_judged
 from ridgeline.tuning.journal import TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.measuring import StudyGround
+from ridgeline.tuning.nearest import nearest_of
 from ridgeline.tuning.outcome import Bought, TuneResult
 from ridgeline.tuning.ranges import space_of
 from ridgeline.tuning.room import gpus_shown, room_of
@@ -179,8 +180,10 @@ def concluded(session: Session, found: Found, ablation: tuple[Bought, ...]) -> T
     """The result, with what is worked out on the twin at the end; no engine is needed for it."""
     reaches, by = envelope(session, found)
     winner = side_of(session, found, found.winner)
+    nearest = nearest_of(session, found, side_of(session, found, Candidate()))
     return conclude(
         session, found, ablation=ablation, envelope=reaches, envelope_by=by,
         certificate=afterwards.certificate(session, found, winner),
         quality=unjudged(session.setting), notes=speculation_lines(session, found),
+        nearest=nearest,
     )  # fmt: skip

@@ -107,10 +107,23 @@ def _reserve(setting: Setting, start_s: float, finalists: int, rounds: int) -> R
     )
 
 
+def again_of(setting: Setting, start_s: float) -> Reserve:
+    """What is kept for a duel after one in which every finalist fell: one finalist, the least
+    rounds and its soak. Where engines stay up side by side the finalist's and the baseline's are.
+    """
+    made = _reserve(setting, start_s, 1, PLAN.least)
+    return replace(made, starts_s=0.0) if setting.places > 1 else made
+
+
+def trial_s(setting: Setting, start_s: float) -> float:
+    """GPU seconds of one trial on an engine of its own."""
+    one_s = start_s + setting.run_s(setting.window_s) + setting.cold_s
+    return one_s * setting.gpus_for()
+
+
 def _least_search_s(setting: Setting, start_s: float) -> float:
     """GPU seconds of a search that can find anything at all."""
-    one_s = start_s + setting.run_s(setting.window_s) + setting.cold_s
-    return LEAST_TRIALS * one_s * setting.gpus_for()
+    return LEAST_TRIALS * trial_s(setting, start_s)
 
 
 def soak_s(setting: Setting, start_s: float, finalists: int) -> float:

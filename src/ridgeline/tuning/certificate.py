@@ -30,7 +30,7 @@ class Certificate:
     expected_gain: of the answer by the best next measurement, noise and limits included. basis: of
     the twin's word. best_guess: how much more than the winner any candidate is believed to give (0:
     none more). chance: that any candidate is worth 2 % more; threshold: of it, below which the
-    search stops. belief: the twin's weight.
+    search stops. belief: the twin's weight. ended: what of the budget ended the search, "" = none.
     """
 
     tokens_per_s_per_gpu: float
@@ -45,6 +45,7 @@ class Certificate:
     belief: float
     looks: int
     basis: Basis = Basis()
+    ended: str = ""
 
     @property
     def complete(self) -> bool:
@@ -84,7 +85,8 @@ class Certificate:
                     f"; its throughput is known within ±{off:.0f} % only (nine times of ten), so a"
                     " smaller gain than that may be missed"
                 )
-        end = "" if self.complete else "; the budget ended the search before its end"
+        cut = self.ended and not self.complete
+        end = f"; the search had more to try: {self.ended}" if cut else ""
         return f"{seen}{more}{end}."
 
 
@@ -96,6 +98,7 @@ def certify(
     *,
     basis: Basis = Basis(),
     enough: float = ENOUGH,
+    ended: str = "",
 ) -> Certificate:
     """The certificate of a winner that gives so many output tokens per second and GPU.
 
@@ -115,4 +118,5 @@ def certify(
         outlook.belief,
         outlook.looks,
         basis,
+        ended,
     )  # fmt: skip

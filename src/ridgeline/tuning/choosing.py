@@ -11,6 +11,7 @@ from ridgeline.tuning.risk import risk_of
 from ridgeline.tuning.trial import Candidate
 
 SAME = 0.002  # relative: a twin whose figures differ by less says that nothing is changed
+NONE_MEETS = "no configuration meets the targets"
 NO_DUEL = "no duel was held: its budget is used"
 
 
@@ -30,7 +31,8 @@ class Choice:
 
 def choose(duel: Duel, out: Collection[str]) -> Choice:
     """The baseline, unless one is clearly better than it and no worse in its targets, or meets the
-    targets where the baseline misses them or does not run. `out`: words of the disqualified.
+    targets where the baseline misses them or does not run. A baseline that misses them is never
+    recommended. `out`: words of the disqualified.
     """
     baseline = duel.candidates[0]
     rivals = [
@@ -61,7 +63,7 @@ def choose(duel: Duel, out: Collection[str]) -> Choice:
             pairs = len(set(duel.summaries(first)) & set(duel.summaries(baseline)))
             long = _if_long_enough(duel, first, why, pairs, instead)
             return replace(long, clear=False)
-        return Choice(baseline, False, "no configuration meets the targets")
+        return Choice(baseline, False, NONE_MEETS, recommended=False)
     return _better(duel, ranked, sure)
 
 

@@ -9,10 +9,11 @@ from ridgeline.domain.summary import Summary
 from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.tuning.budgeting import spent_s
 from ridgeline.tuning.front import front_of
+from ridgeline.tuning.goingon import ended_words, fallen_words
 from ridgeline.tuning.journal import Told
 from ridgeline.tuning.measuring import TRIALS
 from ridgeline.tuning.objective import UNITS, judge, nearest_miss, value_of
-from ridgeline.tuning.outcome import Bought, Line, Reach, Side, TuneResult
+from ridgeline.tuning.outcome import Bought, Line, Nearest, Reach, Side, TuneResult
 from ridgeline.tuning.saying import sentence
 from ridgeline.tuning.session import Found, Session
 from ridgeline.tuning.setting import Setting
@@ -30,8 +31,9 @@ def conclude(
     certificate: Mapping[str, Any] | None = None,
     quality: Sequence[str] = (),
     notes: Sequence[str] = (),
+    nearest: Nearest | None = None,
 ) -> TuneResult:
-    """The result of a session that came to its end."""
+    """The result of a session that came to its end. nearest: see `tuning.nearest`."""
     setting, told = session.setting, session.journal.told()
     winner = side_of(session, found, found.winner)
     baseline = winner if not found.winner.change else side_of(session, found, Candidate())
@@ -43,12 +45,12 @@ def conclude(
         source="twin" if setting.simulated else "measured",
         goal=setting.spec.objective,
         unit=UNITS[setting.goal],
-        verdict=sentence(setting, found, winner, baseline),
+        verdict=sentence(setting, found, winner, baseline, nearest),
         clear=found.clear,
         winner=winner,
         baseline=baseline,
         trials=tuple(lines(told)),
-        ended=found.ended,
+        ended=ended_words(found.ended, session.limits, told, found.rest),
         gpu_s=spent_s(told),
         duel=duel,
         soak=found.soak,
@@ -58,8 +60,9 @@ def conclude(
         certificate=certificate or {},
         quality=tuple(quality),
         judged=told.judged,
-        notes=(*told.notes, *notes),
-        nearest_miss=_nearest(told, found),
+        notes=(*told.notes, *map(fallen_words, found.fallen), *notes),
+        nearest_miss=_nearest(told, found) if nearest is None else nearest.side.words,
+        nearest=nearest,
         recommended=found.recommended,
         front=front_of(session, found),
     )
@@ -86,7 +89,7 @@ def side_of(session: Session, found: Found, candidate: Candidate) -> Side:
     setting = session.setting
     served = setting.served(candidate)
     made = Side(candidate.words, candidate.change, served.gpus, serve_command(served))
-    duel = found.duel
+    duel = found.duel_with(candidate)
     summary = None if duel is None else duel.merged(candidate)
     if duel is not None and summary is not None:
         value = duel.estimate(candidate)

@@ -29,7 +29,7 @@ from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.objective import judge, value_of
 from ridgeline.tuning.outcome import Duelist, DuelResult
 from ridgeline.tuning.setting import Setting
-from ridgeline.tuning.trial import Candidate
+from ridgeline.tuning.trial import Candidate, Miss
 from ridgeline.tuning.watching import TrialsWatch, TuneWatch
 
 KIND = "tune"
@@ -39,16 +39,24 @@ PLAN = DuelPlan(contenders=2)
 NO_CLEAR: Word = "no clear difference"
 
 
-def names_of(candidates: Sequence[Candidate]) -> dict[str, str]:
+def names_of(candidates: Sequence[Candidate], before: int = 0) -> dict[str, str]:
     """Contenders as experiments, by their words: baseline, finalist-1, ... (their changes are
-    long, and stand beside the names in every table).
+    long, and stand beside the names in every table). before: finalists of earlier duels.
     """
-    return {c.words: f"finalist-{i}" if c.change else BASELINE for i, c in enumerate(candidates)}
+    return {
+        c.words: f"finalist-{before + i}" if c.change else BASELINE
+        for i, c in enumerate(candidates)
+    }
 
 
 @dataclass(slots=True)
 class Duel:
-    """Runs it; see the module. The first of `candidates` is the baseline."""
+    """Runs it; see the module. The first of `candidates` is the baseline.
+
+    One that follows a duel in which every finalist fell counts its rounds from `first` on: pairs
+    are of its own rounds alone, as what the earlier ones had in common was another hour's, while
+    the baseline's limits are judged by all of its runs. earlier: the finalists of those duels.
+    """
 
     setting: Setting
     folder: Path
@@ -60,6 +68,8 @@ class Duel:
     study_text: str | None
     calibrate: Calibrate | None = None
     start_s: float | None = None
+    first: int = 1
+    earlier: tuple[Candidate, ...] = ()
     _judging: DuelPlan | None = None
     _runs: dict[str, dict[int, StoredRun]] = field(default_factory=dict)
     _served: dict[str, tuple[Any, str]] = field(default_factory=dict)
@@ -122,12 +132,12 @@ class Duel:
 
     @property
     def held(self) -> int:
-        """Rounds that have a run."""
-        return len({n for runs in self._runs.values() for n in runs})
+        """Rounds of its own that have a run."""
+        return len({n for runs in self._runs.values() for n in runs if n >= self.first})
 
     @property
     def _is_over(self) -> bool:
-        return bool(self._deaths.get(BASELINE)) or self.standing().done
+        return bool(self._deaths.get(BASELINE)) or self.fallen or self.standing().done
 
     def died(self, candidate: Candidate) -> str | None:
         """ "died in N of M rounds"; None for one whose engine has lived through all of them."""
@@ -136,6 +146,17 @@ class Duel:
             return None
         rounds = len(deaths | set(self._runs.get(self._name(candidate), {})))
         return f"died in {len(deaths)} of {rounds} round{'s' * (rounds != 1)}"
+
+    @property
+    def fallen(self) -> bool:
+        """Whether no finalist is left: each misses a target by its intervals or died in it, on a
+        baseline that runs. Who is only slower has lost, and is no reason to search on.
+        """
+        finalists = self.candidates[1:]
+        return (
+            bool(finalists) and self.held > 0 and not self._deaths.get(BASELINE)
+            and all(self.meets(c) is False or self.died(c) for c in finalists)
+        )  # fmt: skip
 
     def standing(self, dead: Collection[str] = ()) -> DuelState:
         """How it stands; `dead`: words of those that are disqualified for another reason."""
@@ -148,10 +169,10 @@ class Duel:
 
     @property
     def rounds(self) -> list[Round]:
-        """The objective by contender, a mapping a round."""
+        """The objective by contender, a mapping a round of its own."""
         values = [self._values(c) for c in self.candidates]
         most = max((n for found in values for n in found), default=0)
-        return [{i: v.get(n) for i, v in enumerate(values)} for n in range(1, most + 1)]
+        return [{i: v.get(n) for i, v in enumerate(values)} for n in range(self.first, most + 1)]
 
     def beats(self, one: Candidate, other: Candidate) -> bool:
         """Whether it is clearly better, by the last look."""
@@ -191,6 +212,21 @@ class Duel:
         runs = self._runs.get(self._name(candidate), {})
         return {n: r.summary for n, r in runs.items() if r.valid and r.summary is not None}
 
+    def runs(self) -> list[tuple[Candidate, StoredRun]]:
+        """Its runs of its own rounds, round by round."""
+        found = [
+            (n, i, c, run)
+            for i, c in enumerate(self.candidates)
+            for n, run in self._runs.get(self._name(c), {}).items()
+            if n >= self.first
+        ]
+        return [(c, run) for _, _, c, run in sorted(found, key=lambda one: one[:2])]
+
+    def limits(self, candidate: Candidate) -> tuple[Miss, ...]:
+        """Each limit as its valid runs have it; none without a run."""
+        summary = self.merged(candidate)
+        return () if summary is None else judge(summary)[1]
+
     def merged(self, candidate: Candidate) -> Summary | None:
         """Its valid runs as one."""
         found = list(self.summaries(candidate).values())
@@ -216,7 +252,8 @@ class Duel:
         if not rounds:
             stopped = "no duel was held: its budget is used"
         lines = [self._line(c, estimates.get(c.words)) for c in self.candidates]
-        ended = "the baseline does not run" if self._deaths.get(BASELINE) else state.reason
+        ended = "no finalist is left" if self.fallen and not state.done else state.reason
+        ended = "the baseline does not run" if self._deaths.get(BASELINE) else ended
         return DuelResult(rounds, ended if self._is_over else stopped, tuple(lines))
 
     def _line(self, candidate: Candidate, searched: float | None) -> Duelist:
@@ -240,7 +277,7 @@ class Duel:
         )  # fmt: skip
 
     def _name(self, candidate: Candidate) -> str:
-        return names_of(self.candidates)[candidate.words]
+        return names_of(self.candidates, len(self.earlier))[candidate.words]
 
     def _values(self, candidate: Candidate) -> dict[int, float]:
         gpus = self.setting.served(candidate).gpus
@@ -250,17 +287,33 @@ class Duel:
         return {n: v for n, v in found.items() if v}
 
     def plan(self, rounds: int) -> Plan:
-        """The duel as a study's plan; who is out of it is not measured any more."""
-        load = replace(self.setting.workload, seed=self.setting.workload.seed + FRESH_SEEDS)
+        """The duels up to so many rounds of this one as a study's plan; who is out is not measured
+        any more.
+        """
+        setting = self.setting
+        load = replace(setting.workload, seed=setting.workload.seed + FRESH_SEEDS)
         out = self.standing().out - {0} if self.rounds else frozenset()
         made = []
         for i, candidate in enumerate(self.candidates):
-            name = self._name(candidate)
-            repeats = max(len(self._runs.get(name, {})), 1) if i in out else None
-            served = self.setting.served(candidate)
-            made.append(PlannedExperiment(name, served, load, candidate.words, repeats))
-        setting = self.setting
+            name, since = self._name(candidate), self.first if candidate.change else 1
+            ran = max(self._runs.get(name, {}), default=since)
+            served = setting.served(candidate)
+            made.append(
+                PlannedExperiment(name, served, load, candidate.words, ran if i in out else None,
+                                  since)
+            )  # fmt: skip
+        rounds += self.first - 1
         return Plan(setting.study, KIND, BASELINE, tuple(made), setting.slo, rounds, setting.api)
+
+    def _with_earlier(self, plan: Plan) -> Plan:
+        """With the finalists of earlier duels, whose runs stay in the study."""
+        names = names_of((Candidate(), *self.earlier))
+        load = plan.experiments[0].workload
+        fallen = tuple(
+            PlannedExperiment(names[c.words], self.setting.served(c), load, c.words)
+            for c in self.earlier
+        )
+        return replace(plan, experiments=(*plan.experiments, *fallen))
 
     def _round(self, rounds: int, left_s: float) -> None:
         """Everything up to that round; what is there is not measured again."""
@@ -271,10 +324,14 @@ class Duel:
         run_plan(
             replace(whole, experiments=alive), StudyDirectory(self.folder), self.engines, watch,
             command=self.command, study_text=self.study_text,
-            gpu_minutes=self.setting.minutes_for(left_s, *self.candidates),
-            retries=1, whole=whole, calibrate=self.calibrate, start_s=self.start_s,
+            gpu_minutes=self.setting.minutes_for(left_s, *self.candidates), retries=1,
+            whole=self._with_earlier(whole), calibrate=self.calibrate, start_s=self.start_s,
         )  # fmt: skip
         self._read(rounds)
+
+    def read(self) -> int:
+        """Take up what is on the disk of it; returns its whole rounds."""
+        return self._rounds_on_disk()
 
     def _rounds_on_disk(self) -> int:
         """Whole rounds from before the process was killed."""
@@ -290,15 +347,18 @@ class Duel:
         return rounds
 
     def _folder(self, candidate: Candidate, number: int) -> Path:
-        return self.folder / f"{self._name(candidate)}-r{number}"
+        """Of a round of its own."""
+        return self.folder / f"{self._name(candidate)}-r{self.first - 1 + number}"
 
     def _read(self, rounds: int) -> None:
+        before = self.first - 1
         for candidate in self.candidates:
-            folders = {n: self._folder(candidate, n) for n in range(1, rounds + 1)}
             name = self._name(candidate)
+            since = 1 - before if not candidate.change else 1  # the baseline was in all of them
+            folders = {before + n: self._folder(candidate, n) for n in range(since, rounds + 1)}
             self._runs[name] = {n: read_run(f) for n, f in folders.items() if self._is_ours(f)}
             # Also of a round that a kill has cut short: it is not measured again.
-            there = {n: self._folder(candidate, n) for n in range(1, PLAN.most + 1)}
+            there = {before + n: self._folder(candidate, n) for n in range(since, PLAN.most + 1)}
             self._deaths[name] = frozenset(
                 n for n, f in there.items() if self._is_ours(f) and _has_died(read_run(f))
             )

@@ -12,10 +12,12 @@ from dataclasses import replace
 
 from ridgeline.domain.summary import Summary
 from ridgeline.store.run_directory import is_finished, read_run
+from ridgeline.tuning.dueling import Duel
+from ridgeline.tuning.finalists import crashed
 from ridgeline.tuning.measuring import TRIALS
 from ridgeline.tuning.objective import BETWEEN_RUNS, interval_of, judge, pareto, value_of
 from ridgeline.tuning.outcome import Point, Spread
-from ridgeline.tuning.session import Found, Session, crashed
+from ridgeline.tuning.session import Found, Session
 from ridgeline.tuning.trial import Candidate, History
 
 AXES = ("ttft", "itl")
@@ -59,15 +61,13 @@ def _clearly(one: Point, one_s: Spread, other: Point, other_s: Spread) -> bool:
 
 def _point(session: Session, found: Found, history: History, candidate: Candidate) -> Point | None:
     gpus = session.setting.served(candidate).gpus
-    duel = found.duel
-    if duel is not None and candidate.key not in {c.key for c in duel.candidates}:
-        duel = None
+    duel = found.duel_with(candidate)
     summary = None if duel is None else duel.merged(candidate)
     if duel is not None and summary is not None:
         state, _ = judge(summary)
         if state not in COUNTED or duel.died(candidate):
             return None
-        tokens = _of_duel(session, found, candidate, summary)
+        tokens = _of_duel(session, duel, candidate, summary)
         if tokens is None:
             return None
         made = _made(candidate, session, summary, tokens)
@@ -88,16 +88,13 @@ def _point(session: Session, found: Found, history: History, candidate: Candidat
     return replace(made, state=latest.state, number=latest.number)
 
 
-def _of_duel(
-    session: Session, found: Found, candidate: Candidate, summary: Summary
-) -> Spread | None:
+def _of_duel(session: Session, duel: Duel, candidate: Candidate, summary: Summary) -> Spread | None:
     """Tokens/s per GPU of the duel's estimate: the figure that the headline has."""
     setting = session.setting
     gpus = setting.served(candidate).gpus
     tokens = value_of(summary, "throughput_per_gpu", gpus)
     measured = value_of(summary, setting.goal, gpus)
-    assert found.duel is not None
-    value, low, high = found.duel.estimate(candidate)
+    value, low, high = duel.estimate(candidate)
     if tokens is None:
         return None
     if setting.goal == "goodput" or not measured or not value:

@@ -21,6 +21,7 @@ from ridgeline.tuning.outcome import Judged
 from ridgeline.tuning.trial import Candidate, History, Trial
 
 JOURNAL = "tune.jsonl"
+FALLEN = "fallen"  # the line of a duel in which every finalist fell
 SCHEMA = 1
 
 
@@ -48,7 +49,8 @@ class Told:
     those of what is no trial (duel, thinking, quality); `unbooked_s`: of trials whose question is
     not booked yet. `held_s`: of a question that is measured side by side, until the last change of
     `held_gpus`, which it holds since. `start_s`, `longest_start_s`: of an engine, the last and the
-    longest. `judged`: candidates that are not exact. `last_at`: when the last line was written up
+    longest. `judged`: candidates that are not exact. `fallen`: the lines of duels in which every
+    finalist fell, `dueled` their runs as trials. `last_at`: when the last line was written up
     to which all GPU time is accounted for.
     """
 
@@ -68,6 +70,8 @@ class Told:
     longest_start_s: float | None = None
     notes: tuple[str, ...] = ()
     judged: tuple[Judged, ...] = ()
+    fallen: tuple[Mapping[str, Any], ...] = ()
+    dueled: tuple[Trial, ...] = ()
     last_at: float = 0.0
 
     @property
@@ -80,6 +84,12 @@ class Told:
             for n in range(a.first, a.first + len(a.candidates))
         }
         return History(tuple(t for t in self.trials if t.number in searched))
+
+    @property
+    def known(self) -> History:
+        """All that the search goes by: its trials, and the runs of duels that it went on after."""
+        found = (*self.history.trials, *self.dueled)
+        return History(tuple(sorted(found, key=lambda t: t.number)))
 
     @property
     def why(self) -> dict[int, str]:
@@ -156,7 +166,7 @@ class TuneJournal:
 
     def trial(self, trial: Trial) -> None:
         """Keep an answer."""
-        self.write("trial", **_finite(to_plain(trial)))
+        self.write("trial", **finite(to_plain(trial)))
 
     def judged(self, judged: Judged) -> None:
         """Keep a verdict on a candidate's answers, before it is acted upon."""
@@ -212,18 +222,30 @@ def _begin(told: Told, body: dict[str, Any], where: str) -> Told:
 def _priced(told: Told, body: dict[str, Any], where: str) -> Told:
     """What was measured is worth another objective under another price."""
     factor = body["factor"]
-    scaled = [[None if v is None else v * factor for v in (t.value, t.low, t.high)]
-              for t in told.trials]  # fmt: skip
-    trials = tuple(
-        replace(t, value=value, low=low, high=high)
-        for t, (value, low, high) in zip(told.trials, scaled, strict=True)
+    trials, dueled = (
+        tuple(_scaled(t, factor) for t in found) for found in (told.trials, told.dueled)
     )
     phases = dict(told.phases)
     if "finalists" in phases:
         known = phases["finalists"]["estimates"]
         estimates = {words: value * factor for words, value in known.items()}
         phases["finalists"] = {**phases["finalists"], "estimates": estimates}
-    return replace(told, trials=trials, phases=phases, price=body["price"])
+    return replace(told, trials=trials, dueled=dueled, phases=phases, price=body["price"])
+
+
+def _scaled(trial: Trial, factor: float) -> Trial:
+    value, low, high = (
+        None if v is None else v * factor for v in (trial.value, trial.low, trial.high)
+    )
+    return replace(trial, value=value, low=low, high=high)
+
+
+def _fallen(told: Told, body: dict[str, Any], where: str) -> Told:
+    """It opens the search again; the runs of its contenders are known to it."""
+    made = [from_plain(Trial, _infinite(t), where) for t in body.pop("trials")]
+    trials = tuple(replace(t, candidate=_as_made(t.candidate)) for t in made)
+    phases = {k: v for k, v in told.phases.items() if k != "finalists"}
+    return replace(told, phases=phases, fallen=(*told.fallen, body), dueled=(*told.dueled, *trials))
 
 
 def _asked(told: Told, body: dict[str, Any], where: str) -> Told:
@@ -276,6 +298,7 @@ _READERS: Mapping[str, Callable[[Told, dict[str, Any], str], Told]] = {
     "priced": _priced,
     "note": _note,
     "judged": _judged,
+    FALLEN: _fallen,
     "reopened": lambda told, _, __: replace(
         told, phases={k: v for k, v in told.phases.items() if k != "finalists"}
     ),
@@ -305,7 +328,7 @@ def _as_made(candidate: Candidate) -> Candidate:
 _INFINITE = "infinite"
 
 
-def _finite(trial: dict[str, Any]) -> dict[str, Any]:
+def finite(trial: dict[str, Any]) -> dict[str, Any]:
     """JSON has no infinity: a percentile among failures is a word."""
     limits = [
         {k: _INFINITE if v == float("inf") else v for k, v in limit.items()}

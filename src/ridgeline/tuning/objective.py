@@ -111,12 +111,12 @@ def nearest_miss(runs: Sequence[tuple[Candidate, Sequence[Miss]]]) -> Candidate 
 
     Limits without a value count as missed by the most.
     """
-    found = [(max((_over(m) for m in misses), default=math.inf), c) for c, misses in runs]
+    found = [(max((over_limit(m) for m in misses), default=math.inf), c) for c, misses in runs]
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def _over(miss: Miss) -> float:
-    """Logarithm of how far a limit is missed; below 0 when it is met."""
+def over_limit(miss: Miss) -> float:
+    """Logarithm of how far a limit is missed; below 0 when it is met, infinite without a value."""
     if miss.value is None or math.isinf(miss.value):
         return math.inf
     if not miss.value or not miss.limit:

@@ -44,6 +44,26 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
+class Nearest:
+    """What came nearest to the targets where nothing was shown to meet them.
+
+    over: the largest factor by which a figure exceeds its limit (1.4 = 40 % too much). would_meet:
+    for each limit that is not met the one that its whole interval would meet. against: what it
+    gives over the baseline, in words, by paired rounds where there are any; clearly: it is clearly
+    more. chance: the largest probability (0..1) that the twin, as corrected by what was measured,
+    gives any of `looks` configurations of meeting all targets; None without a twin.
+    """
+
+    side: Side
+    over: float
+    would_meet: tuple[str, ...] = ()
+    against: str = ""
+    clearly: bool = False
+    chance: float | None = None
+    looks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """One trial in the history. beside: how many others were measured meanwhile."""
 
@@ -240,6 +260,7 @@ class Point:
 class TuneResult:
     """All of it. `verdict` is the answer in one sentence; `clear`: the duel decided it.
     recommended False: no configuration is, not even the baseline that stands as the winner.
+    nearest: what came nearest where nothing was shown to meet the targets, nearest_miss its words.
 
     source: "twin" or "measured". goal: what was made larger, in `unit`. ended: why the search
     stopped. envelope_by: what the envelope compares with. judged: candidates that are not exact;
@@ -267,6 +288,7 @@ class TuneResult:
     judged: tuple[Judged, ...] = ()
     notes: tuple[str, ...] = ()
     nearest_miss: str | None = None
+    nearest: Nearest | None = None
     recommended: bool = True
     front: tuple[Point, ...] = ()
     schema: int = SCHEMA

@@ -5,16 +5,24 @@ import math
 from ridgeline.domain.numerals import MINUS, grouped, significant
 from ridgeline.tuning.claims import Claim
 from ridgeline.tuning.objective import UNITS, Goal
-from ridgeline.tuning.outcome import Side
+from ridgeline.tuning.outcome import Nearest, Side
 from ridgeline.tuning.session import Found
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.trial import Candidate, Miss
 
+NONE_MEETS = (
+    "no configuration meets the targets",
+    "no configuration that was tried meets the targets",
+)
 _OWN = ("baseline misses the targets", "which the baseline misses", "this one may meet them")
 
 
-def sentence(setting: Setting, found: Found, winner: Side, baseline: Side) -> str:
-    """The answer in one sentence, with its numbers."""
+def sentence(
+    setting: Setting, found: Found, winner: Side, baseline: Side, nearest: Nearest | None = None
+) -> str:
+    """The answer in one sentence, with its numbers; of nothing that meets the targets, in a few."""
+    if nearest is not None:
+        return _none_meets(found, nearest, baseline)
     if not found.winner.change:
         return _stays(found, baseline)
     if not found.recommended:
@@ -33,6 +41,53 @@ def sentence(setting: Setting, found: Found, winner: Side, baseline: Side) -> st
     if died or not found.clear:
         parts += filter(None, (_why(found.why),))
     return f"{'; '.join(parts)}."
+
+
+def _none_meets(found: Found, nearest: Nearest, baseline: Side) -> str:
+    """What came nearest, by how much it misses, what it gives and what it would meet."""
+    side = nearest.side
+    head = "No configuration was shown to meet the targets"
+    if found.why not in NONE_MEETS:
+        head += f" ({found.why})"
+    lost = [f"{s.words} {s.reason}" for s in found.soak if s.state == "failed"]
+    head += f" ({'; '.join(lost)})" if lost else ""
+    if not side.change:
+        parts = [f"{head}; the baseline itself came nearest: {figures(side)}"]
+    else:
+        parts = [f"{head}. The nearest is {side.words}: {figures(side)}"]
+    parts.append(_misses(side))
+    if side.change and baseline.measured:
+        if nearest.against:
+            clearly = "clearly " if nearest.clearly else ""
+            parts.append(f"{clearly}{nearest.against}")
+        too = f", which {_misses(baseline).removeprefix('it ')}, too"
+        parts.append(f"before: {figures(baseline)}{too if baseline.meets is False else ''}")
+    text = f"{'; '.join(parts)}."
+    if nearest.would_meet:
+        text += f" It would meet {' and '.join(nearest.would_meet)} by its whole intervals."
+    if nearest.chance is not None:
+        text += (
+            f" Of {grouped(str(nearest.looks))} configurations that the twin looked at, corrected"
+            f" by what was measured, the best has a chance of {_chance(nearest.chance)} of meeting"
+            " all targets on this host."
+        )
+    return text
+
+
+def _misses(side: Side) -> str:
+    """By how much it misses, limit by limit; what its intervals leave open is said to be open."""
+    open_ = [m for m in side.limits if m.met is None]
+    missed = [m for m in side.limits if m.met is False]
+    parts = []
+    if missed:
+        parts.append(f"it misses {', '.join(map(miss_words, missed))}")
+    if open_:
+        parts.append(f"{'it ' if not missed else ''}may miss {', '.join(map(miss_words, open_))}")
+    return " and ".join(parts) or "it misses the targets"
+
+
+def _chance(share: float) -> str:
+    return "less than 1 %" if share < 0.01 else f"{100 * share:.0f} %"
 
 
 def _stays(found: Found, baseline: Side) -> str:
@@ -98,6 +153,15 @@ def claim_words(claim: Claim, goal: Goal) -> str:
         return f"{text} ({rounds}: no interval)"
     ends = sorted((sign * (low - 1), sign * (high - 1)))
     return f"{text} ({_percent(ends[0])} to {_percent(ends[1])} %, {rounds})"
+
+
+def unpaired_words(ratio: float, goal: Goal) -> str:
+    """A difference to the baseline by trials of their own, which no round pairs."""
+    ratio = 1 / ratio if goal == "cost" else ratio
+    below, above = ("cheaper", "dearer") if goal == "cost" else ("less", "more")
+    of = "" if goal == "cost" else f" {UNITS[goal]}"
+    word = above if ratio > 1 else below
+    return f"{_percent(abs(ratio - 1))} %{of} {word} than the baseline by unpaired trials"
 
 
 def of_price(claim: Claim) -> tuple[float, float | None, float | None]:

@@ -138,6 +138,14 @@ class Search:
             view.prospects.chance,
         )
 
+    def likeliest(self, history: History) -> tuple[float, int]:
+        """The largest probability (0..1) of any candidate that may start to meet every limit, and
+        among how many that were looked at.
+        """
+        belief = self._view(history).belief
+        chances = belief.feasible[belief.open]
+        return float(chances.max(initial=0.0)), len(belief.pool)
+
     def _view(self, history: History) -> "_View":
         """Worked out anew for another history; several questions about one share it."""
         if self._last is None or self._last[0] is not history:

@@ -4,7 +4,6 @@ Everything that is decided is in the journal before it is acted upon, and every 
 a session that was killed is begun again with the same arguments and goes on where it was.
 """
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,26 +11,35 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ridgeline.domain.errors import GIVEN_UP, BadInput
-from ridgeline.experiment.ledger import begin_index
-from ridgeline.experiment.plan import plan_runs
 from ridgeline.experiment.protocol import Calibrate
 from ridgeline.store.run_directory import is_finished, read_run
-from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning import budgeting
+from ridgeline.tuning.beginning import begin
 from ridgeline.tuning.blocks import known_of
 from ridgeline.tuning.budgeting import Limits
 from ridgeline.tuning.choosing import Choice, Group, choose, groups_of
 from ridgeline.tuning.dueling import PLAN, Duel
 from ridgeline.tuning.expecting import Oracle
+from ridgeline.tuning.finalists import (
+    Ranked,
+    baseline_stays,
+    changes_of,
+    contenders,
+    why_none,
+)
 from ridgeline.tuning.gate import Gate
-from ridgeline.tuning.journal import SCHEMA, Asked, Told, TuneJournal
+from ridgeline.tuning.goingon import (
+    BUDGET_USED,
+    TRIALS_USED,
+    cannot_go_on,
+    fallen_words,
+    tell_fallen,
+)
+from ridgeline.tuning.journal import Asked, Told, TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.measuring import TRIALS, StudyGround
 from ridgeline.tuning.outcome import NOT_SOAKED, Soaked
 from ridgeline.tuning.port import Policy
-from ridgeline.tuning.question import differences, question_of
-from ridgeline.tuning.question import told as told_differences
 from ridgeline.tuning.room import Room
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.soaking import Soak
@@ -40,16 +48,16 @@ from ridgeline.tuning.trial import Candidate, History, Trial
 from ridgeline.tuning.watching import TuneWatch
 
 # The finalists by a history, the best first, with what the search estimates of each.
-Standings = Callable[[History], Sequence[tuple[Candidate, float]]]
+Standings = Callable[[History], Sequence[Ranked]]
 THINKING_S = 0.5
-TRIALS_USED, BUDGET_USED = "the trials of its budget are used", "its budget is used"
-BUDGET_ENDS = (TRIALS_USED, BUDGET_USED)  # a larger budget goes on where the search ended so
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a session came to; `complete` False: the user stopped it. recommended False: nothing
-    is, not even the baseline (it does not run, or nothing was measured).
+    is, not even the baseline (it does not run, nothing was measured, or nothing was shown to meet
+    the targets). fallen: earlier duels in which every finalist fell; rest: why the search did not
+    go on after the last one of that kind, "" where nothing asked for it.
     """
 
     told: Told
@@ -64,6 +72,16 @@ class Found:
     why: str = ""
     soak: tuple[Soaked, ...] = ()
     recommended: bool = True
+    fallen: tuple[Duel, ...] = ()
+    rest: str = ""
+
+    def duel_with(self, candidate: Candidate) -> Duel | None:
+        """The last duel that has valid runs of it; None without one."""
+        duels = (*self.fallen, *(() if self.duel is None else (self.duel,)))
+        return next(
+            (d for d in reversed(duels) if candidate in d.candidates and d.summaries(candidate)),
+            None,
+        )
 
 
 @dataclass(slots=True)
@@ -90,91 +108,67 @@ class Session:
     def run(self) -> Found:
         """All of it; raises BadInput where the folder holds another tuning."""
         self._begin()
-        ended = self._search()
-        if self.watch.stop_asked():
-            return Found(self.journal.told(), False, ended)
-        chosen = self._finalists(ended)
-        told = self.journal.told()
-        if chosen is None:
-            return Found(told, False, ended)
-        finalists, estimates = chosen
-        base = Found(told, True, ended, finalists, estimates)
-        if not finalists:
-            runs = _baseline_runs(told)
-            return replace(base, why=self._without_finalists(told), recommended=runs)
-        duel = self._duel(finalists)
-        start_s = self.ground.slowest_start_s
-        soak_s = budgeting.soak_s(self.setting, start_s, len(finalists))
-        rounds = duel.fight(self._left_s() - soak_s)
-        found = replace(base, duel=duel, rounds=rounds)
-        if self.watch.stop_asked():
-            return replace(found, told=self.journal.told(), complete=False)
-        return self._with_winner(found, duel)
+        while True:
+            ended = self._search()
+            if self.watch.stop_asked():
+                return Found(self.journal.told(), False, ended)
+            chosen = self._finalists(ended)
+            if chosen is None:
+                return Found(self.journal.told(), False, ended)
+            duel, estimates = self.duel_of(chosen[0]), chosen[1]
+            rounds = self._fight(duel) if chosen[0] else 0
+            found = Found(self.journal.told(), True, ended, chosen[0], estimates, duel, rounds)
+            if self.watch.stop_asked():
+                return replace(found, complete=False)
+            rest = self._goes_on(duel, estimates)
+            if rest is not None:
+                break
+        return self._with_winner(self._of_last_duel(replace(found, rest=rest)))
 
     def _begin(self) -> None:
-        told = self.journal.told()
-        question, price = question_of(self.setting), self.setting.configuration.price_per_gpu_hour
-        self._check_same(told, question)
-        self._show_baseline()
-        if told.fingerprint is None:
-            self.journal.write(
-                "begin", schema=SCHEMA, fingerprint=self.setting.fingerprint, at=time.time(),
-                question=question, price=price,
-            )  # fmt: skip
-        else:
-            self._go_on(told)
-        if not self.setting.simulated:
-            self.journal.beat.begin()
-        self._answer_open(told)
+        """Begin, or take up what is in the folder; the last question is put again."""
+        self._answer_open(begin(self))
 
-    def _check_same(self, told: Told, question: Mapping[str, Any]) -> None:
-        """Refuse to go on with another question; raises BadInput that names the difference."""
-        if told.fingerprint is None:
-            return
-        found = [] if told.question is None else differences(told.question, question)
-        if not found and told.fingerprint == self.setting.fingerprint:
-            return
-        what = told_differences(found) if found else "another baseline, load or target"
-        raise BadInput(
-            f"holds the tuning of another question: {what}",
-            where=str(self.journal.path),
-            fix="choose another folder with --out, or take the change back",
+    def _fight(self, duel: Duel) -> int:
+        """The duel within what the soak leaves; returns its rounds."""
+        start_s = self.ground.slowest_start_s
+        return duel.fight(
+            self._left_s() - budgeting.soak_s(self.setting, start_s, len(duel.candidates) - 1)
         )
 
-    def _go_on(self, told: Told) -> None:
-        """Charge what the process before used and could not book; search on with a larger budget.
-
-        The line is written also for nothing: from it on time is counted anew.
+    def _goes_on(self, duel: Duel, estimates: Mapping[str, float]) -> str | None:
+        """None where the search is open again: every finalist fell, and the budget holds what
+        follows. Else why it is not, "" where nothing asks for it.
         """
-        if not self.setting.simulated and told.asked:
-            self.journal.write("lost", gpu_s=self._lost_s(told), at=time.time())
-        price = self.setting.configuration.price_per_gpu_hour
-        if price and told.price and price != told.price:
-            self._price_again(told.price, price)
-        ended = told.phases.get("finalists")
-        if ended is None or ended["ended"] not in BUDGET_ENDS:
-            return
-        if self.limits.holds_more_than(ended.get("budget")):
-            self.journal.write("reopened", at=time.time())
-            self.watch.told("the budget is larger than before: the search goes on")
+        if not duel.fallen:
+            return ""
+        told, out = self.journal.told(), {c.key for c in duel.candidates}
+        others = [c for c, _ in self._measured(told) if c.key not in out]
+        start_s = self.ground.slowest_start_s
+        rest = cannot_go_on(self.setting, self.limits, told, start_s, others=bool(others))
+        if rest is not None:
+            return rest
+        trials = tell_fallen(self.journal, duel, estimates)
+        self.watch.told(f"{fallen_words(duel)}: the search goes on")
+        self._learn(trials, self.folder)
+        return None
 
-    def _price_again(self, before: float, price: float) -> None:
-        """Another price changes what a token costs, and no measurement."""
-        kept = self.journal.told().phases.get("finalists")
-        duel = self._duel(() if kept is None else changes_of(kept))
-        for folder, whole in (
-            (self.folder, duel.plan(1)),
-            (self.folder / TRIALS, self.ground.whole),
-        ):
-            directory = StudyDirectory(folder)
-            if directory.exists():
-                directory.write_index(begin_index(whole, (), directory, self.command, whole))
-        factor = before / price if self.setting.goal == "cost" else 1.0
-        self.journal.write("priced", price=price, factor=factor, at=time.time())
-        self.watch.told(
-            f"the price was {before:g} USD per GPU hour and is {price:g}: costs are worked out"
-            " anew, nothing is measured again"
-        )
+    def _of_last_duel(self, found: Found) -> Found:
+        """With the duels in which every finalist fell; the last one stands where none followed."""
+        told = self.journal.told()
+        fallen = []
+        for i, line in enumerate(told.fallen):
+            duel = self.duel_of(changes_of(line), told.fallen[:i])
+            duel.read()
+            fallen.append(duel)
+        if (found.duel is not None and found.duel.held) or not fallen:
+            held = found.duel if found.finalists else None
+            return replace(found, told=told, duel=held, fallen=tuple(fallen))
+        last, line = fallen[-1], told.fallen[-1]
+        return replace(
+            found, told=told, duel=last, rounds=last.held, fallen=tuple(fallen[:-1]),
+            finalists=last.candidates[1:], estimates=dict(line["estimates"]),
+        )  # fmt: skip
 
     def _answer_open(self, told: Told) -> None:
         """The search's last question, as far as it has no answer, within what the search has."""
@@ -188,34 +182,15 @@ class Session:
         """GPU seconds that the next question may take."""
         self.ground.most_s = None if left_s == math.inf else left_s
 
-    def _show_baseline(self) -> None:
-        """Make the directory a study at once, so that it can be reported on from the start."""
-        directory = StudyDirectory(self.folder)
-        if directory.exists():
-            return
-        plan = self._duel(()).plan(1)
-        directory.write_index(begin_index(plan, plan_runs(plan), directory, self.command, plan))
-        if self.study_text is not None:
-            directory.write_study_text(self.study_text)
-
-    def _lost_s(self, told: Told) -> float:
-        """GPU seconds of the process before: from the last line that accounts for all time up to it
-        to its last beat. In a folder from before there were beats: to the last file that it wrote.
-        """
-        until = self.journal.beat.last
-        if until is None:
-            until = told.last_at
-            for path in self.folder.rglob("*"):
-                with contextlib.suppress(OSError):
-                    until = max(until, path.stat().st_mtime)
-        gpus = max(self.setting.gpus_for(), told.held_gpus)
-        held_s = told.held_s + (until - told.last_at) * gpus
-        return max(held_s - told.unbooked_s, 0.0)
-
     def _reserve_s(self) -> float:
         """GPU seconds that are kept from the search, for the gate, the duel and the soak."""
         start_s = self.ground.slowest_start_s
-        return budgeting.reserve_of(self.setting, self.limits, start_s).total_s
+        return self._reserve(start_s).total_s
+
+    def _reserve(self, start_s: float) -> budgeting.Reserve:
+        if self.journal.told().fallen:
+            return budgeting.again_of(self.setting, start_s)
+        return budgeting.reserve_of(self.setting, self.limits, start_s)
 
     def _left_s(self) -> float:
         return budgeting.left_s(self.limits, self.journal.told())
@@ -233,9 +208,9 @@ class Session:
             if count is not None and count <= 0:
                 return TRIALS_USED
             self._limit(left_s)
-            asked = self._asked(told.history, left_s, count)
+            asked = self._asked(told.known, left_s, count)
             if asked is None:
-                more = left_s == math.inf or self._asked(told.history, math.inf, count) is None
+                more = left_s == math.inf or self._asked(told.known, math.inf, count) is None
                 return "nothing more is worth its time" if more else BUDGET_USED
             found = self.ground.put(asked)
             self._learn(found)
@@ -260,14 +235,18 @@ class Session:
             count is not None
         ):  # where trials are scarce and starts are not, none is spent on repeats
             chosen = list({c.key: (c, why) for c, why in reversed(chosen)}.values())[::-1][:count]
-        first = max((t.number for t in self.journal.told().trials), default=0) + 1
+        told = self.journal.told()
+        if told.fallen and self.setting.places > 1:  # the baseline stays up for the next duel
+            places = list(dict.fromkeys(c.key for c, _ in chosen))[: self.setting.places - 1]
+            chosen = [(c, why) for c, why in chosen if c.key in places]
+        first = max((t.number for t in (*told.trials, *told.dueled)), default=0) + 1
         candidates, why = zip(*chosen, strict=True)
         return Asked(first, candidates, ask.window_s, why, "search", time.time())
 
-    def _learn(self, trials: Sequence[Trial]) -> None:
-        """Hold the twin against what was measured; a demotion is said once."""
+    def _learn(self, trials: Sequence[Trial], folder: Path | None = None) -> None:
+        """Hold the twin against what was measured; a demotion is said once. folder: of its runs."""
         tokens: dict[int, float] = {}
-        runs = self.folder / TRIALS
+        runs = self.folder / TRIALS if folder is None else folder
         for trial in trials:
             if trial.run is None or trial.value is None or not is_finished(runs / trial.run):
                 continue
@@ -301,8 +280,7 @@ class Session:
 
     def _judging_s(self) -> float:
         """GPU seconds that judging may take."""
-        reserve = budgeting.reserve_of(self.setting, self.limits, self.ground.slowest_start_s)
-        return self._left_s() - reserve.without_gate_s
+        return self._left_s() - self._reserve(self.ground.slowest_start_s).without_gate_s
 
     def _finalists(self, ended: str) -> tuple[tuple[Candidate, ...], dict[str, float]] | None:
         """The best that were measured and may win, chosen once: a resumed duel has the same
@@ -311,11 +289,7 @@ class Session:
         told = self.journal.told()
         kept = told.phases.get("finalists")
         if kept is None:
-            measured = [
-                (c, value)
-                for c, value in self.standings(told.history)
-                if c.change and _may_win(told.history.of(c))
-            ]
+            measured = self._measured(told)
             twin = self.oracle.expect([c for c, _ in measured]) if self.oracle.known else ()
             groups = groups_of(measured, {e.candidate.key: e for e in twin})
             ranked = self.gate.qualify(
@@ -356,27 +330,23 @@ class Session:
                 self.journal.write("note", text=text)
                 self.watch.told(text)
 
-    def _without_finalists(self, told: Told) -> str:
-        trials = told.history.trials
-        if not trials:
-            return "nothing was measured"
-        if all(t.state in ("void", "crashed", "refused") for t in trials):
-            first = next(t for t in trials if t.reason)
-            return f"no trial has a figure that counts; the first is {first.state}: {first.reason}"
-        tried = [t for t in trials if t.candidate.change]
-        if not tried:
-            return "nothing but the baseline was measured"
-        if any(t.state in ("feasible", "unsure") for t in tried):
-            if any(not j.may_win for j in told.judged):
-                return "no change of the baseline that may win is in the lead"
-            return "no change of the baseline is in the lead"
-        return "no configuration that was tried meets the targets"
+    def _measured(self, told: Told) -> list[Ranked]:
+        """Who may go into a duel, the best first."""
+        fallen = {c.key for line in told.fallen for c in changes_of(line)}
+        return contenders(self.standings(told.known), told.known, fallen)
 
-    def _duel(self, finalists: tuple[Candidate, ...]) -> Duel:
+    def duel_of(
+        self, finalists: tuple[Candidate, ...], after: Sequence[Mapping[str, Any]] | None = None
+    ) -> Duel:
+        """The duel of these; `after`: the lines of those in which every finalist fell, by itself
+        all that there were.
+        """
+        lines = self.journal.told().fallen if after is None else after
         return Duel(
             self.setting, self.folder, self.engines, self.journal, self.watch,
             (Candidate(), *finalists), self.command, self.study_text, self.calibrate,
-            self.ground.start_s,
+            self.ground.start_s, 1 + sum(line["rounds"] for line in lines),
+            tuple(c for line in lines for c in changes_of(line)),
         )  # fmt: skip
 
     def _soaker(self) -> Soak:
@@ -385,8 +355,12 @@ class Session:
             self.ground.start_s,
         )  # fmt: skip
 
-    def _with_winner(self, found: Found, duel: Duel) -> Found:
+    def _with_winner(self, found: Found) -> Found:
         """The best that is better than the baseline and survives its worst case."""
+        duel = found.duel
+        if duel is None:
+            told = self.journal.told()
+            return replace(found, why=why_none(told), recommended=baseline_stays(told, None))
         soaked: list[Soaked] = []
         out: set[str] = set()
         for _ in range(len(found.finalists) + 1):
@@ -407,7 +381,7 @@ class Session:
             self.watch.told(f"{winner.words}: {result.reason}")
             out.add(winner.words)
         told = self.journal.told()
-        runs = bool(winner.change or duel.value(winner) or _baseline_runs(told))
+        runs = bool(winner.change) or baseline_stays(told, duel)
         return replace(
             found, told=told, winner=winner, clear=choice.clear, why=choice.why,
             soak=tuple(soaked), recommended=choice.recommended and runs,
@@ -432,27 +406,3 @@ class Session:
             found, told=self.journal.told(), winner=choice.winner, clear=choice.clear, why=why,
             soak=tuple(soaked), recommended=False,
         )  # fmt: skip
-
-
-def changes_of(finalists: Mapping[str, Any]) -> tuple[Candidate, ...]:
-    """The finalists as the journal keeps them; JSON has no tuples."""
-    return tuple(
-        Candidate({n: tuple(v) if isinstance(v, list) else v for n, v in change.items()})
-        for change in finalists["changes"]
-    )
-
-
-def _may_win(trials: Sequence[Trial]) -> bool:
-    """Whether a candidate has a figure and never crashed: once in two is once too often."""
-    return not any(map(crashed, trials)) and any(t.value is not None for t in trials)
-
-
-def _baseline_runs(told: Told) -> bool:
-    """Whether the baseline was tried in the search and never crashed or was refused."""
-    trials = told.history.of(Candidate())
-    return bool(trials) and not any(t.state == "refused" or crashed(t) for t in trials)
-
-
-def crashed(trial: Trial) -> bool:
-    """A start that a budget ended tells nothing about the engine."""
-    return trial.state == "crashed" and GIVEN_UP not in (trial.reason or "")

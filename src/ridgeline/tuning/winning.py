@@ -1,4 +1,6 @@
-"""What a user takes away: the winner as a study file, as a command, and as a compose file."""
+"""What a user takes away: the winner as a study file, as a command, and as a compose file; where
+nothing was shown to meet the targets, what came nearest, under another name.
+"""
 
 import shlex
 import textwrap
@@ -15,6 +17,7 @@ from ridgeline.tuning.trial import Candidate
 from ridgeline.workload.study import Study
 
 WINNER, COMPOSE, COMMAND = "winner.yaml", "compose.yaml", "serve.sh"
+NEAREST = "nearest.yaml"
 PORT = 8000
 COLUMNS = 96
 _FILES = ("file", "trace", "calibration", "gpu", "prompts")  # keys that may name a file
@@ -94,6 +97,7 @@ def write_winner(
 
     `said`: the tuning's answer, which stands at the head of winner.yaml.
     """
+    (folder / NEAREST).unlink(missing_ok=True)
     served = setting.served(won)
     body = winner_study(study, file.parent, setting, won, said=said)
     write_atomically(folder / WINNER, body.encode())
@@ -105,9 +109,24 @@ def write_winner(
         write_atomically(folder / COMPOSE, text.encode())
 
 
+def write_nearest(
+    folder: Path, study: Study, file: Path, setting: Setting, nearest: Candidate, *, said: str = ""
+) -> None:
+    """nearest.yaml, with its command, marked as not meeting the targets; raises StoreError."""
+    head = (
+        f"# NOT A WINNER: no configuration was shown to meet the targets of {study.name}.\n"
+        f"# This one came nearest: {nearest.words}.\n"
+        f"{_comment(said)}"
+        f"# Its command: {serve_command(setting.served(nearest))}\n"
+        f"# Measure it with: ridgeline study {NEAREST}\n"
+    )
+    body = _study_with(study, file.parent, setting, nearest, "nearest")
+    write_atomically(folder / NEAREST, (head + body).encode())
+
+
 def remove_winner(folder: Path) -> None:
-    """Take away an earlier answer's files, where there is no recommendation any more."""
-    for name in (WINNER, COMMAND, COMPOSE):
+    """Take away an earlier answer's files, where nothing has won any more."""
+    for name in (WINNER, COMMAND, COMPOSE, NEAREST):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -115,6 +134,22 @@ def winner_study(
     study: Study, folder: Path, setting: Setting, won: Candidate, *, said: str = ""
 ) -> str:
     """The study file with the winner as its baseline; the one before is an experiment of it."""
+    head = (
+        f"# The winner of `ridgeline tune` on {study.name}: {won.words}.\n"
+        f"{_comment(said)}"
+        "# Measure it with: ridgeline study winner.yaml\n"
+        "# Serve it with:   ridgeline serve winner.yaml\n"
+    )
+    return head + _study_with(study, folder, setting, won, "winner")
+
+
+def _comment(said: str) -> str:
+    lines = textwrap.wrap(said, COLUMNS, break_long_words=False, break_on_hyphens=False)
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _study_with(study: Study, folder: Path, setting: Setting, won: Candidate, name: str) -> str:
+    """The study file with that configuration as its baseline, under that name."""
     import yaml  # noqa: PLC0415
 
     body: dict[str, Any] = yaml.safe_load(study.text)
@@ -122,9 +157,9 @@ def winner_study(
         body.pop(key, None)
     body = _absolute(body, folder)
     body["model"] = study.model
-    body["name"] = f"{study.name[:56]}-winner"
+    body["name"] = f"{study.name[:56]}-{name}"
     before, after = setting.configuration.knobs.given(), setting.served(won).knobs.given()
-    body["baseline_name"] = "winner" if won.change else "baseline"
+    body["baseline_name"] = name if won.change else "baseline"
     body["baseline"] = _plain(after)
     if "routing" in won.change:
         body["routing"] = won.change["routing"]
@@ -132,14 +167,8 @@ def winner_study(
     undone = set(after) <= set(before)  # what a file cannot say is "as the engine does by itself"
     if won.change and undone and differs:
         body["experiments"] = [{"name": "before", "set": _plain(differs)}]
-    lines = textwrap.wrap(said, COLUMNS, break_long_words=False, break_on_hyphens=False)
-    head = (
-        f"# The winner of `ridgeline tune` on {study.name}: {won.words}.\n"
-        + "".join(f"# {line}\n" for line in lines)
-        + "# Measure it with: ridgeline study winner.yaml\n"
-        + "# Serve it with:   ridgeline serve winner.yaml\n"
-    )
-    return head + yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
+    dumped: str = yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
+    return dumped
 
 
 def _plain(knobs: Mapping[str, Any]) -> dict[str, Any]:
