@@ -13,7 +13,7 @@ from ridgeline.report.load import load_report
 from ridgeline.report.markdown import render as markdown
 from ridgeline.report.sentence import answer
 from ridgeline.report.table import table_rows
-from ridgeline.report.tunetext import duel_rows, history_rows
+from ridgeline.report.tunetext import duel_rows, history_rows, trials_words
 from ridgeline.tuning.outcome import TuneResult, read_result
 
 STUDY = """\
@@ -152,3 +152,13 @@ def test_no_line_of_the_headline_breaks_inside_a_number() -> None:
     headline = page.split('<p class="answer', 1)[1].split("</p>", 1)[0]
     assert "10\u202f800 tokens/s per GPU" in headline
     assert "\u2009" not in headline
+
+
+def test_trials_are_counted_with_the_configurations_that_they_are_of() -> None:
+    """Seven windows of three configurations are not seven candidates."""
+    stored = read_result(Path(__file__).parents[2] / "results/h200/tune/h200-tune-32")
+    assert stored is not None
+    one = stored.trials[:1]
+    assert trials_words(replace(stored, trials=one)) == "1 trial"
+    again = (*stored.trials[:2], stored.trials[1], stored.trials[1])
+    assert trials_words(replace(stored, trials=again)) == "4 trials of 2 configurations"

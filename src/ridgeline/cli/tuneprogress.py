@@ -68,7 +68,7 @@ class TuneProgress:
     def left(self, gpu_s: float | None, trials: int | None) -> None:
         """Say the best so far and what is left."""
         parts = [] if gpu_s is None else [f"{_span(max(gpu_s, 0.0))} of GPU time left"]
-        parts += [] if trials is None else [f"{trials} trials left"]
+        parts += [] if trials is None else [f"{trials} trial{'s' * (trials != 1)} left"]
         if self._good:
             value, candidate = max(self._good, key=lambda pair: pair[0])
             parts.insert(0, f"best so far: {candidate.words} ({self._words(value)})")

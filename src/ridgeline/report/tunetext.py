@@ -37,7 +37,7 @@ def tune_console(result: TuneResult) -> RenderableType:
     word = "TWIN" if result.source == "twin" else "MEASURED"
     head = Text()
     head.append(word, style="bold reverse")
-    head.append(f" {result.study} · {len(result.trials)} trials, {spent(result)}")
+    head.append(f" {result.study} · {trials_words(result)}, {spent(result)}")
     tone = "bold" if result.baseline.meets is not False or result.winner.change else "bold red"
     parts: list[RenderableType] = [head, Padding(Text(result.verdict, style=tone), (1, 0))]
     parts += [Text(line) for line in (manager(result), nearest(result)) if line]
@@ -103,13 +103,20 @@ def sections(result: TuneResult) -> list[Section]:
                     envelope_rows(result.envelope), tuple(envelope_lines(result)[:1]))
         )  # fmt: skip
     notes = (f"The search ended: {result.ended}.", *result.notes)
-    title = f"The search: {len(result.trials)} trials, {spent(result)} in all"
+    title = f"The search: {trials_words(result)}, {spent(result)} in all"
     found.append(Section("search", title, history_head(result), history_rows(result), notes))
     return found
 
 
 def _rounds(duel: DuelResult) -> str:
     return f"{duel.rounds} round{'s' * (duel.rounds != 1)}"
+
+
+def trials_words(result: TuneResult) -> str:
+    """How many trials it made, and of how many configurations where some were measured again."""
+    count, of = len(result.trials), len({repr(sorted(t.change.items())) for t in result.trials})
+    words = f"{count} trial{'s' * (count != 1)}"
+    return words if of == count else f"{words} of {of} configuration{'s' * (of != 1)}"
 
 
 def spent(result: TuneResult) -> str:

@@ -147,7 +147,8 @@ def budget_words(setting: Setting, limits: Limits, start_s: float) -> list[str]:
         lines.append(
             f"budget: {limits.gpu_s / 60:g} GPU minutes{_wall(setting, limits.gpu_s)}, of them"
             f" {reserve.total_s / 60:.1f}{needed} kept from the search ({told}); about {count}"
-            " trials fit into the rest, and it ends earlier when no more is to be gained"
+            f" trial{'s' * (count != 1)} fit{'s' * (count == 1)} into the rest (more where one"
+            " start is measured several times), and it ends earlier when no more is to be gained"
         )
         least_s = budgeting.needed_s(setting, start_s)
         if least_s > reserve.without_gate_s:
@@ -161,6 +162,9 @@ def budget_words(setting: Setting, limits: Limits, start_s: float) -> list[str]:
         lines.append(
             f"budget: {limits.trials} trials, then a duel and a soak of about"
             f" {reserve.needed_s / 60:.1f} GPU minutes ({told})"
+            if limits.trials > 1
+            else "budget: 1 trial, which is the baseline's: nothing else is measured, so nothing"
+            " can be better; give --trials 2 or more for a search"
         )
     return lines
 

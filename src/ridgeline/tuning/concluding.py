@@ -8,6 +8,7 @@ from ridgeline.domain.slo import parse_slo
 from ridgeline.domain.summary import Summary
 from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.tuning.budgeting import spent_s
+from ridgeline.tuning.drifting import drift_words
 from ridgeline.tuning.front import front_of
 from ridgeline.tuning.goingon import ended_words, fallen_words
 from ridgeline.tuning.journal import Told
@@ -60,12 +61,19 @@ def conclude(
         certificate=certificate or {},
         quality=tuple(quality),
         judged=told.judged,
-        notes=(*told.notes, *map(fallen_words, found.fallen), *notes),
+        notes=(*told.notes, *map(fallen_words, found.fallen), *_drift(session, found), *notes),
         nearest_miss=_nearest(told, found) if nearest is None else nearest.side.words,
         nearest=nearest,
         recommended=found.recommended,
         front=front_of(session, found),
     )
+
+
+def _drift(session: Session, found: Found) -> tuple[str, ...]:
+    if session.setting.simulated:
+        return ()
+    duels = (*found.fallen, *(() if found.duel is None else (found.duel,)))
+    return drift_words(session.journal.told(), duels, session.folder / TRIALS)
 
 
 def lines(told: Told) -> list[Line]:

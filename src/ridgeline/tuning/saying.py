@@ -4,6 +4,7 @@ import math
 
 from ridgeline.domain.numerals import MINUS, grouped, significant
 from ridgeline.tuning.claims import Claim
+from ridgeline.tuning.deciding import limits_words, pair_words
 from ridgeline.tuning.objective import UNITS, Goal
 from ridgeline.tuning.outcome import Nearest, Side
 from ridgeline.tuning.session import Found
@@ -24,13 +25,12 @@ def sentence(
     if nearest is not None:
         return _none_meets(found, nearest, baseline)
     if not found.winner.change:
-        return _stays(found, baseline)
+        return _stays(setting, found, baseline)
     if not found.recommended:
         more = "begun again with a larger budget it goes on from here"
         return f"No recommendation yet: {found.why}; {more}. It gave {figures(winner)}."
     parts = [f"Serve with {winner.words}: {figures(winner)}"]
-    met = targets_words(winner)
-    parts += [met] if met else []
+    parts += filter(None, (targets_words(winner), limits_words(setting, winner)))
     claim = None if found.duel is None else found.duel.claim(found.winner)
     if claim is not None:
         parts.append(claim_words(claim, setting.goal))
@@ -90,13 +90,16 @@ def _chance(share: float) -> str:
     return "less than 1 %" if share < 0.01 else f"{100 * share:.0f} %"
 
 
-def _stays(found: Found, baseline: Side) -> str:
+def _stays(setting: Setting, found: Found, baseline: Side) -> str:
     lost = [s for s in found.soak if s.state == "failed"]
     dead = f" ({', '.join(f'{s.words} {s.reason}' for s in lost)})" if lost else ""
     if not found.recommended:
         return f"No recommendation: {found.why}{dead}."
-    met = targets_words(baseline)
-    return f"The baseline stays: {found.why}{dead}{f'; {met}' if met else ''}."
+    parts = [f"The baseline stays: {found.why}{dead}"]
+    if found.duel is not None and found.why.startswith("no clear winner: no finalist"):
+        parts.append(pair_words(found.duel))
+    parts += [targets_words(baseline), limits_words(setting, baseline)]
+    return f"{'; '.join(filter(None, parts))}."
 
 
 def _why(why: str) -> str:
