@@ -333,6 +333,14 @@ class Duel:
         """Take up what is on the disk of it; returns its whole rounds."""
         return self._rounds_on_disk()
 
+    def read_begun(self) -> int:
+        """As `read`, with rounds that a kill has cut short; returns the last one that was begun."""
+        begun = self._rounds_on_disk()
+        while any(self._is_ours(self._folder(c, begun + 1)) for c in self.candidates):
+            begun += 1
+        self._read(begun)
+        return begun
+
     def _rounds_on_disk(self) -> int:
         """Whole rounds from before the process was killed."""
         rounds = 0

@@ -30,7 +30,7 @@ def tell_fallen(
     One line, so that whatever ends the process it is either all known or not at all, and then found
     to have fallen again by the runs on the disk.
     """
-    told = journal.told()
+    told, rounds = journal.told(), duel.read_begun()  # no round of the next duel has a run yet
     number = max((t.number for t in (*told.trials, *told.dueled)), default=0)
     trials: list[Trial] = []
     for candidate, run in duel.runs():
@@ -41,7 +41,7 @@ def tell_fallen(
         FALLEN,
         changes=[dict(c.change) for c in duel.candidates[1:]],
         estimates=dict(estimates),
-        rounds=duel.held,
+        rounds=rounds,
         trials=[finite(to_plain(t)) for t in trials],
         at=time.time(),
     )
