@@ -94,9 +94,10 @@ def tuned(
     of: Setting | None = None,
     limits: Limits | None = None,
     kill_at: int | None = None,
+    noise: float = 0.02,
 ) -> tuple[Found, TuneResult]:
     """What the search names is what meets the targets, as the product's own has it."""
-    engine = UnsteadyEngine(slower=slower, kill_at=kill_at)
+    engine = UnsteadyEngine(slower=slower, kill_at=kill_at, noise=noise)
     with session(folder, Listed(candidates), engine, of, limits) as begun:
         found = begun.run()
         near = nearest_of(begun, found, side_of(begun, found, Candidate()))
@@ -183,13 +184,13 @@ def test_killed_between_the_fallen_duel_and_its_line_it_is_the_same_tuning(tmp_p
 
 
 def test_near_misses_meet_in_the_duel_where_nothing_is_sure(tmp_path: Path) -> None:
-    """62 and 63 ms of 40: missed by a factor of 1.56 and 1.58, and so infeasible; 71 is too far."""
+    """61 and 62 ms of 40 miss it, by a factor of 1.52 and 1.56; 71 ms are too far off."""
     of = setting("ttft_p95_ms=40")
-    found, _ = tuned(tmp_path / "a", seqs(160, 158, 140), of=of)
+    found, _ = tuned(tmp_path / "a", seqs(165, 160, 140), of=of, noise=0.002)
     assert {t.state for t in found.told.history.trials} == {"infeasible"}
     assert found.duel is not None
-    assert [c.change["max_num_seqs"] for c in found.duel.candidates[1:]] == [160, 158]
-    found, _ = tuned(tmp_path / "b", seqs(400, 160), of=of)
+    assert [c.change["max_num_seqs"] for c in found.duel.candidates[1:]] == [165, 160]
+    found, _ = tuned(tmp_path / "b", seqs(400, 160), of=of, noise=0.002)
     assert [c.words for c in found.finalists] == ["max_num_seqs=400"], "one that meets it is there"
 
 
