@@ -114,7 +114,8 @@ def test_what_was_stopped_as_hopeless_is_believed_to_miss_and_not_asked_again() 
 
 def test_the_words_say_which_window_of_how_many() -> None:
     search, _, history = reached(places=1)
-    row = next(t.candidate for t in history.trials)
+    history = History(history.trials[:1])
+    row = history.trials[0].candidate
     belief = search._view(history).belief
     at = next(i for i, e in enumerate(belief.pool) if e.candidate.key == row.key)
     assert belief.why(at, 0, 5).startswith("again, window 2 of up to 6: ")

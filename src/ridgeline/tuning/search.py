@@ -177,7 +177,11 @@ class Search:
         """The largest beginning of the batch that the budget holds, as often as it holds."""
         window = self._windows.short_s if window_s is None else window_s
         for count in range(len(batch.rows), 0, -1):
-            for times in range(1 if self._ground.lasting else batch.times, 0, -1):
+            # The baseline alone is measured several times at once: the search, and the duel after
+            # it, know the noise between runs by repeats only.
+            alone = batch.rows == (0,) and not belief.count[0]
+            once = self._ground.lasting and not alone
+            for times in range(1 if once else batch.times, 0, -1):
                 rows = [(r, k) for k in range(times) for r in batch.rows[:count]]
                 candidates = tuple(belief.pool[r].candidate for r, _ in rows)
                 if self._ground.cost_s(candidates, window) <= left_s:
