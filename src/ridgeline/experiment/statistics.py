@@ -247,11 +247,18 @@ def detectable(steps: Sequence[float]) -> float:
     return math.expm1((t_quantile(n - 1) + t_quantile(n - 1, POWER)) * error)
 
 
-def t_quantile(degrees: int, share: float = 0.5 + LEVEL / 2) -> float:
+def t_quantile(degrees: float, share: float = 0.5 + LEVEL / 2) -> float:
     """Student's t below which the share lies; unless given, the two-sided 95 % point."""
     from scipy.special import stdtrit  # noqa: PLC0415  half a second to import
 
     return float(stdtrit(degrees, share))
+
+
+def f_quantile(above: float, below: float, share: float) -> float:
+    """Fisher's F below which the share lies; degrees of freedom of the ratio's two variances."""
+    from scipy.special import fdtri  # noqa: PLC0415  half a second to import
+
+    return float(fdtri(above, below, share))
 
 
 def merge(summaries: Sequence[Summary]) -> Summary:

@@ -160,7 +160,8 @@ def _tells(
         made = _reserve(setting, start_s, finalists, rounds)
         if made.needed_s - made.gate_s <= left_s:
             held = rounds
-    return replace(PLAN, contenders=finalists + 1, known=known).tells(held, NOISE)
+    plan = replace(PLAN, contenders=finalists + 1, known=known, aim=held or None)
+    return plan.tells(held, NOISE)
 
 
 def needed_s(setting: Setting, start_s: float) -> float:

@@ -31,8 +31,10 @@ class Choice:
 
 def choose(duel: Duel, out: Collection[str]) -> Choice:
     """The baseline, unless one is clearly better than it and no worse in its targets, or meets the
-    targets where the baseline misses them or does not run. A baseline that misses them is never
-    recommended. `out`: words of the disqualified.
+    targets where the baseline misses them, is not shown to meet them, or does not run. A baseline
+    that misses them is never recommended.
+
+    `out`: words of the disqualified.
     """
     baseline = duel.candidates[0]
     rivals = [
@@ -68,12 +70,20 @@ def choose(duel: Duel, out: Collection[str]) -> Choice:
 
 
 def _better(duel: Duel, ranked: list[Candidate], sure: list[Candidate]) -> Choice:
-    """Against a baseline that does not miss the targets: only what is clearly better than it."""
+    """Against a baseline that does not miss the targets for sure: what is clearly better than it,
+    or, where it is not shown to meet them, what is, unless that seems to be worth less.
+    """
     baseline = duel.candidates[0]
     clear = [c for c in sure if duel.beats(c, baseline)]
     if clear:
         first, instead = simplest(duel, clear)
         return Choice(first, True, "clearly better than the baseline", instead=instead)
+    meeting = [c for c in sure if not _seems_worse(duel, c)]
+    if meeting and duel.meets(baseline) is None:
+        first, instead = simplest(duel, meeting)
+        pairs = len(set(duel.summaries(first)) & set(duel.summaries(baseline)))
+        why = "it meets the targets, which the baseline is not shown to meet"
+        return replace(_if_long_enough(duel, first, why, pairs, instead), clear=False)
     perhaps = [c for c in ranked if duel.beats(c, baseline)]
     if not perhaps:
         why = "no clear winner: no finalist is clearly better than the baseline"
@@ -88,6 +98,12 @@ def _better(duel: Duel, ranked: list[Candidate], sure: list[Candidate]) -> Choic
         return Choice(baseline, False, why)
     why = "clearly better than the baseline, but like the baseline it may miss the targets"
     return Choice(first, False, why, instead=instead)
+
+
+def _seems_worse(duel: Duel, candidate: Candidate) -> bool:
+    """Whether the duel's estimate of it is below that of the baseline."""
+    own, before = (duel.estimate(c)[0] for c in (candidate, duel.candidates[0]))
+    return own is not None and before is not None and own < before
 
 
 def _taken_back(duel: Duel, ranked: Sequence[Candidate]) -> str | None:

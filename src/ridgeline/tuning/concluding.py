@@ -18,7 +18,7 @@ from ridgeline.tuning.outcome import Bought, Line, Nearest, Reach, Side, TuneRes
 from ridgeline.tuning.saying import sentence
 from ridgeline.tuning.session import Found, Session
 from ridgeline.tuning.setting import Setting
-from ridgeline.tuning.trial import Candidate, Trial
+from ridgeline.tuning.trial import Candidate, Miss, State, Trial
 from ridgeline.tuning.winning import serve_command
 
 
@@ -102,14 +102,16 @@ def side_of(session: Session, found: Found, candidate: Candidate) -> Side:
     if duel is not None and summary is not None:
         value = duel.estimate(candidate)
         made = replace(made, measured="duel")
-        return _with(made, setting, summary, value, len(duel.summaries(candidate)))
+        judged, runs = duel.judged(candidate), len(duel.summaries(candidate))
+        return _with(made, setting, summary, value, judged=judged, runs=runs)
     for trial in reversed(found.told.history.of(candidate)):
         folder = session.folder / TRIALS / (trial.run or "")
         if trial.value is not None and trial.run is not None and is_finished(folder):
             stored = read_run(folder).summary
             if stored is not None:
                 value = (trial.value, trial.low, trial.high)
-                return _with(replace(made, measured="trial"), setting, stored, value, 1)
+                made = replace(made, measured="trial")
+                return _with(made, setting, stored, value, judged=judge(stored), runs=1)
     return made
 
 
@@ -118,10 +120,12 @@ def _with(
     setting: Setting,
     summary: Summary,
     value: tuple[float | None, float | None, float | None],
+    *,
+    judged: tuple[State, tuple[Miss, ...]],
     runs: int,
 ) -> Side:
     """The side with the figures of its runs; `value` with its interval."""
-    state, limits = judge(summary)
+    state, limits = judged
     meets = {"feasible": True, "infeasible": False}.get(state) if setting.slo.limits else None
     usd, tokens = _of_estimate(setting, summary, value[0], side.gpus)
     return Side(

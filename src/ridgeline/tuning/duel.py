@@ -9,8 +9,9 @@ smaller than the pair's own rounds have it. For a contender that seems noisier t
 the pair's own variance counts, with the pair's degrees of freedom and fewer of the search's.
 
 Looking several times and at several pairs is paid for in advance: the error that is allowed (5 %)
-is divided among the pairs, and among the looks in proportion to the rounds seen. So the chance that
-any pair is called clearly different when it is not stays below it, whatever the rounds depend on
+is divided among the pairs, and among the looks in proportion to the rounds seen, most of it to
+those that the budget was known to hold before the first round. So the chance that any pair is
+called clearly different when it is not stays below it, whatever the rounds depend on
 (by the union bound; that noises may differ tenfold between contenders is tested by simulation).
 What is said is the word of the last look alone: an early "clearly" that later rounds do not bear
 out is taken back. (Always-valid bounds for an unknown variance are wider than this at the three to
@@ -27,6 +28,7 @@ from ridgeline.experiment.statistics import t_quantile
 from ridgeline.tuning.blocks import MOST_FOR_ONE, Known, Noise, noise_of
 
 Word = Literal["clearly better", "clearly worse", "equal", "no clear difference"]
+AIMED = 0.9  # of the error: what is left lets a duel go on that gets more rounds than was thought
 Round = Mapping[int, float | None]  # contender -> objective; None or absent: no valid figure
 
 
@@ -35,7 +37,7 @@ class DuelPlan:
     """contenders: how many, the baseline included. tie: a relative difference that counts as none.
 
     error: allowed chance of any wrong "clearly". A duel has least to most rounds. known: the noise
-    as the search saw it.
+    as the search saw it. aim: rounds that the budget holds, as was known before the first one.
     """
 
     contenders: int
@@ -44,12 +46,19 @@ class DuelPlan:
     error: float = 0.05
     tie: float = 0.01
     known: Known | None = None
+    aim: int | None = None
 
     def level(self, rounds: int) -> float:
-        """The share of `error` that one pair may use at the look after so many rounds."""
-        looks = range(self.least, self.most + 1)
-        pairs = self.contenders * (self.contenders - 1) // 2
-        return self.error / pairs * rounds / sum(looks)
+        """The share of `error` that one pair may use at the look after so many rounds.
+
+        Looks up to `aim` share `AIMED` of it, those beyond it the rest: a budget that holds three
+        rounds would else keep nine tenths for looks that never come.
+        """
+        aim = self.most if self.aim is None else min(max(self.aim, self.least), self.most)
+        within, pairs = rounds <= aim, self.contenders * (self.contenders - 1) // 2
+        looks = range(self.least, aim + 1) if within else range(aim + 1, self.most + 1)
+        part = 1.0 if aim == self.most else AIMED if within else 1 - AIMED
+        return self.error / pairs * part * rounds / sum(looks)
 
     def tells(self, rounds: int, noise: float) -> float:
         """The relative difference from which a pair is told apart after so many rounds of all.

@@ -24,16 +24,18 @@ from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning.blocks import known_of
 from ridgeline.tuning.claims import NONE, Claim, claim_of, value_of_each
 from ridgeline.tuning.duel import Against, DuelPlan, DuelState, Round, Word, last_look, stand
-from ridgeline.tuning.journal import TuneJournal
+from ridgeline.tuning.journal import Told, TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
-from ridgeline.tuning.objective import judge, value_of
+from ridgeline.tuning.meeting import judge_together
+from ridgeline.tuning.objective import value_of
 from ridgeline.tuning.outcome import Duelist, DuelResult
 from ridgeline.tuning.setting import Setting
-from ridgeline.tuning.trial import Candidate, Miss
+from ridgeline.tuning.trial import Candidate, Miss, State
 from ridgeline.tuning.watching import TrialsWatch, TuneWatch
 
 KIND = "tune"
 BASELINE = "baseline"
+AIM = "aim"  # the journal's line: rounds that the budget holds, before the first
 FRESH_SEEDS = 1000  # added to the study's: no draw of the search comes again
 PLAN = DuelPlan(contenders=2)
 NO_CLEAR: Word = "no clear difference"
@@ -103,6 +105,7 @@ class Duel:
         as many of them as the budget holds.
         """
         rounds = self._rounds_on_disk()
+        self._take_aim(rounds, left_s)
         gpus = self.setting.gpus_for(*self.candidates)
         together = len(self.candidates) <= self.setting.places
         begun, used_s, first = time.monotonic(), 0.0, True
@@ -122,12 +125,30 @@ class Duel:
                 break  # the budget has refused every run of it
         return self.held
 
+    def _take_aim(self, rounds: int, left_s: float) -> None:
+        """Keep how many rounds the budget holds, once, before the first of them."""
+        if rounds or self._aim_in(self.journal.told()) is not None:
+            return
+        costs = ((n, self.rounds_s(n, first=True)) for n in range(PLAN.least, PLAN.most + 1))
+        aim = max((n for n, cost in costs if cost <= left_s), default=PLAN.least)
+        self.journal.write(AIM, rounds=aim, of=[c.words for c in self.candidates], at=time.time())
+        self._judging = None
+
+    def _aim_in(self, told: Told) -> int | None:
+        """Rounds that this duel was known to hold; None where the journal tells nothing of it."""
+        line = told.phases.get(AIM)
+        ours = line is not None and line["of"] == [c.words for c in self.candidates]
+        return int(line["rounds"]) if line is not None and ours else None
+
     @property
     def judging(self) -> DuelPlan:
-        """By what it is judged: how many there are, and the noise that the search saw."""
+        """By what it is judged: how many there are, the noise that the search saw, the rounds."""
         if self._judging is None:  # no trial is added while there is a duel
-            known = known_of(self.journal.told().history.trials)
-            self._judging = replace(PLAN, contenders=len(self.candidates), known=known)
+            told = self.journal.told()
+            self._judging = replace(
+                PLAN, contenders=len(self.candidates), known=known_of(told.history.trials),
+                aim=self._aim_in(told),
+            )  # fmt: skip
         return self._judging
 
     @property
@@ -224,8 +245,7 @@ class Duel:
 
     def limits(self, candidate: Candidate) -> tuple[Miss, ...]:
         """Each limit as its valid runs have it; none without a run."""
-        summary = self.merged(candidate)
-        return () if summary is None else judge(summary)[1]
+        return self.judged(candidate)[1]
 
     def merged(self, candidate: Candidate) -> Summary | None:
         """Its valid runs as one."""
@@ -239,11 +259,13 @@ class Duel:
 
     def meets(self, candidate: Candidate) -> bool | None:
         """Whether its valid runs meet every target; None = not known, or no run."""
-        summary = self.merged(candidate)
-        if summary is None:
-            return None
-        state, _ = judge(summary)
-        return {"feasible": True, "infeasible": False}.get(state)
+        return {"feasible": True, "infeasible": False}.get(self.judged(candidate)[0])
+
+    def judged(self, candidate: Candidate) -> tuple[State, tuple[Miss, ...]]:
+        """Its state and each limit, by the noise that all contenders show; void without a run."""
+        runs = [self.summaries(c) for c in self.candidates]
+        which = self.candidates.index(candidate)
+        return judge_together(runs, which) if runs[which] else ("void", ())
 
     def result(self, rounds: int, estimates: Mapping[str, float]) -> DuelResult:
         """What came of it; `estimates`: the search's, by a candidate's words."""

@@ -1,0 +1,133 @@
+"""Whether a contender of a duel meets its limits: by the noise that all contenders show together.
+
+Three runs of one contender alone tell their noise with two degrees of freedom, so that a p95 half
+as large again as its limit, three times out of three, would still be "may miss". All contenders of
+a duel tell it with many more. A limit is absolute, so what a round has in common counts as noise
+here, while it cancels in a pair: log value = round + contender + error with random rounds, and
+
+    V = (MS_rounds + (c - 1) MS_error) / c
+
+estimates the variance of one run of one contender without bias (c contenders; Searle, Casella and
+McCulloch, Variance Components, 1992, ch. 4), with Satterthwaite's degrees of freedom (Biometrics
+Bulletin 2, 1946). On a host that drifts MS_rounds is large and has few of them: less is shown.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ridgeline.domain.records import Floats
+from ridgeline.domain.slo import SHARE_KEYS
+from ridgeline.domain.summary import Summary
+from ridgeline.experiment.statistics import f_quantile, merge, t_quantile
+from ridgeline.tuning.blocks import table, two_way
+from ridgeline.tuning.objective import judge
+from ridgeline.tuning.trial import Miss, State
+
+SURE = 0.95  # two-sided: 2.5 % of limits that are just missed are called met, and the reverse
+LEAST = 2  # rounds with a value, of a contender that is judged so
+OWN = 0.9  # a contender whose runs scatter more than the others' would in 9 of 10 has its own noise
+
+Runs = Mapping[int, Summary]  # valid runs by round
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Variance of the logarithm of one run's figure, in absolute terms, and what it is worth."""
+
+    variance: float
+    freedom: float
+
+
+def judge_together(contenders: Sequence[Runs], which: int) -> tuple[State, tuple[Miss, ...]]:
+    """The state of one contender and each of its limits, by the runs of all of them.
+
+    contenders: of the duel, each with its valid runs by round; `which` has at least one. A limit
+    on a latency is met when the upper bound of the mean over rounds is, and every run of it was;
+    missed when the lower bound is. Other limits, and those of a contender with fewer than `LEAST`
+    runs, are judged as `objective.judge` does.
+    """
+    own = contenders[which]
+    state, limits = judge(merge(list(own.values())))
+    if state == "void":
+        return state, limits
+    found = tuple(_judged(contenders, which, n, miss) for n, miss in enumerate(limits))
+    if any(miss.met is False for miss in found):
+        return "infeasible", found
+    return ("feasible" if all(miss.met for miss in found) else "unsure"), found
+
+
+def _judged(contenders: Sequence[Runs], which: int, number: int, miss: Miss) -> Miss:
+    """The limit with that number in the study, by all runs' figures for it."""
+    if miss.key in SHARE_KEYS or miss.value is None or not math.isfinite(miss.value):
+        return miss
+    last = max(n for runs in contenders for n in runs)
+    rounds = [
+        {i: _value(runs.get(n), number) for i, runs in enumerate(contenders)}
+        for n in range(1, last + 1)
+    ]
+    bounds = mean_bounds(rounds, which, len(contenders))
+    if bounds is None:
+        return miss
+    low, high = min(bounds[0], miss.value), max(bounds[1], miss.value)
+    met = True if high <= miss.limit else False if low > miss.limit else None
+    return replace(miss, low=low, high=high, met=met)
+
+
+def _value(run: Summary | None, number: int) -> float | None:
+    if run is None or number >= len(run.slo):
+        return None
+    value = run.slo[number].value
+    return value if value is not None and math.isfinite(value) and value > 0 else None
+
+
+def mean_bounds(
+    rounds: Sequence[Mapping[int, float | None]], which: int, contenders: int
+) -> tuple[float, float] | None:
+    """Bounds of a contender's geometric mean over rounds, in the figures' unit.
+
+    None with fewer than `LEAST` of its runs.
+    """
+    logs = table(rounds, range(contenders))
+    own = logs[np.isfinite(logs[:, which]), which]
+    spread = None if len(own) < LEAST else _spread_for(logs, which, own)
+    if spread is None:
+        return None
+    half = t_quantile(spread.freedom, (1 + SURE) / 2) * math.sqrt(spread.variance / len(own))
+    mean = float(own.mean())
+    return math.exp(mean - half), math.exp(mean + half)
+
+
+def _spread_for(logs: Floats, which: int, own: Floats) -> Spread:
+    """Of all together, never less than the contender's own; its own alone where it is another."""
+    alone = Spread(float(own.var(ddof=1)), len(own) - 1)
+    together = spread_of(logs)
+    others = spread_of(np.delete(logs, which, axis=1))
+    if together is None or others is None:
+        return alone
+    limit = f_quantile(alone.freedom, others.freedom, OWN) * others.variance
+    if alone.variance > limit:
+        return alone
+    return Spread(max(alone.variance, together.variance), together.freedom)
+
+
+def spread_of(logs: Floats) -> Spread | None:
+    """Of one run of one contender; (rounds x contenders) logarithms, NaN where there is none.
+
+    None where no contender has two runs. Where some have left, c is the mean number a round.
+    """
+    here = np.isfinite(logs)
+    logs = logs[here.any(axis=1)][:, here.sum(axis=0) >= LEAST]
+    logs = logs[np.isfinite(logs).any(axis=1)]
+    if logs.size == 0:
+        return None
+    fit, rounds = two_way(logs), len(logs)
+    count = float(np.isfinite(logs).sum()) / rounds
+    between = count * float((fit.rounds**2).sum()) / (rounds - 1)
+    if fit.variance is None:
+        return Spread(between / count, rounds - 1)
+    parts = between / count, (count - 1) / count * fit.variance
+    worth = parts[0] ** 2 / (rounds - 1) + parts[1] ** 2 / fit.freedom
+    return Spread(sum(parts), max(sum(parts) ** 2 / worth, 1.0) if worth > 0 else rounds - 1)
