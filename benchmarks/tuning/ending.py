@@ -45,7 +45,8 @@ class Ending:
     """One tuning with a budget of so many minutes of each GPU, held against the truth.
 
     stays: the baseline is named. clear, sure: the product says that it is clearly better, that it
-    meets the targets. shown, regret: what the answer's
+    meets the targets (by its runs in the duel, at 95 %); an answer that is not sure names no
+    configuration to serve, it is what came nearest. shown, regret: what the answer's
     true value is short of the optimum that runs can show to be feasible, and of the best that is
     feasible in truth (0.02 = 2 % below). infeasible, crashed: the answer's true state. error: log
     of the printed value over the true one, None where none is printed. search_s, duel_s: GPU
@@ -227,9 +228,17 @@ class ReplayDuel(Duel):
 
     def _round(self, rounds: int, left_s: float) -> None:
         out = self.standing().out - {0} if self.rounds else frozenset()
+        together = len(self.candidates) <= self.setting.places
+        starts_s = self.rounds_s(0, first=True) / self.setting.gpus_for(*self.candidates)
+        if together and not self._runs:
+            self.ground.now_s += starts_s
         for i, candidate in enumerate(self.candidates):
             runs = self._runs.setdefault(self._name(candidate), {})
-            for n in range(len(runs) + 1, rounds + 1) if i not in out else ():
+            due = range(len(runs) + 1, rounds + 1) if i not in out else ()
+            if due and not together:  # its engine is started for all of them
+                self.ground.now_s += starts_s / len(self.candidates)
+            for n in due:
+                self.ground.now_s += self.setting.run_s(DUEL_S)
                 figures, errors = self.ground.one(candidate, 10_000 + 100 * (n - 1) + i, DUEL_S)
                 runs[n] = _run(self.ground.limits, figures, errors)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.tuning import real
+from benchmarks.tuning import drift, real
 from benchmarks.tuning.landscape import Landscape, columns, load
 from benchmarks.tuning.settings import Setting
 from ridgeline.domain.knobs import Configuration
@@ -58,6 +58,8 @@ class ReplayGround:
         self.truth = self._truth()
         self._compiled: set[str] = set()
         self._up: dict[object, Candidate] = {}  # engines by the candidate's key, the latest last
+        self.now_s = 0.0  # of wall time since the search began; moves the host where that drifts
+        self._host = drift.walk((setting.number, seed, 77)) if setting.drifts else None
 
     @property
     def name(self) -> str:
@@ -114,9 +116,11 @@ class ReplayGround:
 
     def measure(self, ask: Ask, first: int) -> tuple[Trial, ...]:
         cost = self.cost_s(ask.candidates, ask.window_s)
-        share = cost / len(ask.candidates)
+        share, run_s = cost / len(ask.candidates), WARM_S + ask.window_s
+        self.now_s += cost / self._gpus(ask.candidates) - run_s * len(ask.candidates)
         trials: list[Trial] = []
         for candidate in ask.candidates:
+            self.now_s += run_s
             trial = self._trial(first + len(trials), candidate, ask.window_s, share)
             if trial.state != "crashed" or candidate.key not in {t.candidate.key for t in trials}:
                 trials.append(trial)
@@ -129,7 +133,11 @@ class ReplayGround:
         return tuple(trials)
 
     def one(self, candidate: Candidate, number: int, window_s: float) -> tuple[Floats, Floats]:
-        """Figures of one run and their standard errors as the run knows them (logarithms)."""
+        """Figures of one run and their standard errors as the run knows them (logarithms).
+
+        On a host that drifts its speed of now is in them, and its runs scatter around that by what
+        they know of themselves alone: what earlier visits saw between runs may have been drift.
+        """
         row = self.row(candidate)
         assert row is not None
         random = np.random.default_rng([self.setting.number, self.seed, number])
@@ -138,12 +146,22 @@ class ReplayGround:
             (noise.between**2 + noise.within**2 * real.WINDOW_S / window_s)
             / (noise.between**2 + noise.within**2)
         )
+        if self._host is not None:
+            scale = noise.within * math.sqrt(real.WINDOW_S / window_s / noise.covariance[0, 0])
         drawn = random.multivariate_normal(np.zeros(3), noise.covariance) * scale
+        drawn += self._moved(window_s)
         signs = [drawn[0], *(drawn[1 if k.startswith("ttft") else 2] for k in self._keys)]
         figures = self.truth.figures[row] * np.exp(np.array(signs))
         spread = np.sqrt(np.diag(noise.covariance)) * scale
         errors = [spread[0], *(spread[1 if k.startswith("ttft") else 2] for k in self._keys)]
         return np.asarray(figures, dtype=np.float64), np.array(errors, dtype=np.float64)
+
+    def _moved(self, window_s: float) -> Floats:
+        """What the host's speed moves: (throughput, p95 TTFT, p95 ITL), logarithms."""
+        if self._host is None:
+            return np.zeros(3)
+        speed, power = drift.at(self._host, self.now_s - window_s / 2), drift.seen().latency
+        return speed * np.array([1.0, -power["ttft"], -power["itl"]])
 
     def _expected(self, candidate: Candidate) -> Expected:
         row = self.row(candidate)

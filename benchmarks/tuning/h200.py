@@ -4,6 +4,9 @@ Space: batch ceiling, captured graphs, weights, eager. Seven of its points were 
 three times each, in three studies (results/h200/one-gpu, knobs, two-gpus); the others count as
 refused. A trial is one of the stored runs, drawn by the seed; the truth is the geometric mean over
 all of them. What the twin believes has the constants that ship.
+
+A second ground has the three configurations of one tuning on a host that launched a third slower
+and drifted (results/h200/tune/h200-tune-32-slow-host): its runs differ by what the host did.
 """
 
 import math
@@ -14,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tuning import real
+from benchmarks.tuning import drift, real
 from benchmarks.tuning.ground import COLD_S, WARM_S, Truth, Z
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.records import Floats
@@ -35,12 +38,39 @@ VALUES = {
     "quantization": (None, "fp8"), "enforce_eager": (False, True),
     "max_num_batched_tokens": (4096,),
 }  # fmt: skip
+SLOW_VALUES = {
+    "max_num_seqs": (32, 64, 128), "max_num_batched_tokens": (512, 4096, 16384),
+    "max_cudagraph_capture_size": (None, 512, 2048), "enable_prefix_caching": (False, True),
+    "api_server_count": (1, 4),
+}  # fmt: skip
 PLACES = 1  # one engine at a time: seven candidates would be two batches of four
 SHAPE = "Qwen/Qwen3-4B"  # of the served model, whose weights are random
 
 
+Measured = tuple[Space, Configuration, Any, tuple[Candidate, ...], tuple[Floats, ...]]
+
+
 @cache
-def _measured() -> tuple[Space, Configuration, Any, tuple[Candidate, ...], tuple[Floats, ...]]:
+def _of_slow_host() -> Measured:
+    """The same of the slow host's visit; changes are the knobs that differ from its baseline's."""
+    runs = drift.whole_runs()
+    first = next(r for r in runs if r.meta.experiment.startswith("trial-001-baseline"))
+    base = replace(first.meta.configuration, model=SHAPE, launch=None)
+    slo = slo_from_mapping(LIMITS)
+    space = space_of(base, first.meta.workload, slo, wanted=SLOW_VALUES, only=True)
+    found: dict[str, tuple[Candidate, list[Sequence[float]]]] = {}
+    given = base.knobs.given()
+    for run in runs:
+        own = run.meta.configuration.knobs.given()
+        candidate = Candidate({n: v for n, v in own.items() if given.get(n) != v})
+        _, rows = found.setdefault(space.resolved(candidate).identity, (candidate, []))
+        rows.append(_figures(run))
+    candidates = tuple(c for c, _ in found.values())
+    return space, base, first.meta.workload, candidates, tuple(np.array(r) for _, r in found.values())  # noqa: E501  # fmt: skip
+
+
+@cache
+def _measured() -> Measured:
     """Space, baseline, workload, the candidates that were measured, and the runs of each: rows of
     (output tokens/s, p95 TTFT in ms, p95 ITL in ms).
     """
@@ -86,8 +116,8 @@ def _figures(run: StoredRun) -> tuple[float, float, float]:
 
 
 @cache
-def _believed() -> Floats:
-    _, base, workload, candidates, _ = _measured()
+def _believed(name: str) -> Floats:
+    _, base, workload, candidates, _ = MEASURED[name]()
     predict, rows = Predictor(slo_from_mapping(LIMITS)), []
     for candidate in candidates:
         s = predict(with_changes(base, candidate.change), workload, candidate.change).summary
@@ -95,6 +125,9 @@ def _believed() -> Floats:
         rows.append((s.throughput.output_tokens_per_s, 1e3 * (s.ttft_s.p95 or 0.0),
                      1e3 * (s.itl_s.p95 or 0.0)))  # fmt: skip
     return np.array(rows, dtype=np.float64)
+
+
+MEASURED = {"h200-real": _measured, "h200-slow-real": _of_slow_host}
 
 
 class RealGround:
@@ -107,9 +140,11 @@ class RealGround:
     lasting = True
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
+        self.seed, self.now_s = seed, 0.0
         self._up: tuple[object, ...] = ()  # keys of the engines that are up, the latest first
-        self.space, self.baseline, self.workload, self.candidates, self._runs = _measured()
+        self.space, self.baseline, self.workload, self.candidates, self._runs = MEASURED[
+            self.name
+        ]()
         self._rows = {self.space.resolved(c).identity: i for i, c in enumerate(self.candidates)}
         self.crashing = np.zeros(len(self.candidates), dtype=bool)
         figures = np.exp([np.log(rows).mean(axis=0) for rows in self._runs])
@@ -131,7 +166,7 @@ class RealGround:
             if row is None:
                 found.append(Expected(candidate, refused="not among the stored runs"))
                 continue
-            value, *slow = (float(v) for v in _believed()[row])
+            value, *slow = (float(v) for v in _believed(self.name)[row])
             limits = dict(zip(LIMITS, slow, strict=True))
             chance = 0.8 if all(limits[k] <= v for k, v in LIMITS.items()) else 0.2
             found.append(Expected(candidate, value, value / 1.5, value * 1.5, chance, None, limits))
@@ -177,3 +212,9 @@ class RealGround:
             state = "infeasible"
         return Trial(number, candidate, state, float(figures[0]), float(low[0]), float(high[0]),
                      misses, window_s, gpu_s, seed=number)  # fmt: skip
+
+
+class SlowRealGround(RealGround):
+    """The runs of the slow host's visit."""
+
+    name = "h200-slow-real"

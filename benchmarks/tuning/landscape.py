@@ -34,6 +34,10 @@ from ridgeline.twin.uncertainty import prior_doubt
 
 FILE = Path(__file__).with_name("landscapes.npz")
 LEAST_GOODPUT = 0.05
+LAUNCHES = (
+    "full_graph_launch_ns", "piecewise_launch_ns", "piecewise_launch_ns_per_layer",
+    "eager_launch_ns", "eager_launch_ns_per_layer",
+)  # fmt: skip
 MOST_SIGMA = 1.5  # a draw further out is pulled in: 0.30 of a launch time is then x 0.64 to 1.57
 
 
@@ -64,6 +68,8 @@ def hidden_constants(setting: Setting) -> Constants:
     device = setting.configuration.device()
     assert device is not None
     changes: dict[str, Any] = {}
+    if setting.launch is not None:
+        return replace(base, **{n: setting.launch * getattr(base, n) for n in LAUNCHES})
     for direction in prior_doubt(device.name).directions:
         z = float(np.clip(random.standard_normal(), -MOST_SIGMA, MOST_SIGMA))
         for name, size in direction.items():
@@ -92,7 +98,7 @@ def all_candidates(space: Space) -> tuple[Candidate, ...]:
 def make(settings: Sequence[Setting], said: Callable[[str], None]) -> None:
     """Simulate every candidate of every setting twice and store the figures."""
     found: dict[str, Any] = dict(_stored()) if FILE.exists() else {}
-    for setting in settings:
+    for setting in (s for s in settings if s.like is None):
         space = setting.tuned()
         candidates = all_candidates(space)
         both = []
@@ -143,10 +149,10 @@ def _stored() -> Mapping[str, Any]:
 
 def load(setting: Setting) -> Landscape:
     """The stored landscape. Candidates without a figure in either world are left out."""
-    stored = _stored()
-    believed = stored[f"{setting.name}/believed"].astype(np.float64)
-    hidden = stored[f"{setting.name}/hidden"].astype(np.float64)
-    candidates = [Candidate(_plain(c)) for c in json.loads(str(stored[f"{setting.name}/changes"]))]
+    stored, name = _stored(), setting.like or setting.name
+    believed = stored[f"{name}/believed"].astype(np.float64)
+    hidden = stored[f"{name}/hidden"].astype(np.float64)
+    candidates = [Candidate(_plain(c)) for c in json.loads(str(stored[f"{name}/changes"]))]
     known = np.isfinite(believed).all(axis=1) & np.isfinite(hidden).all(axis=1)
     kept = tuple(c for c, ok in zip(candidates, known, strict=True) if ok)
     return Landscape(setting.tuned(), kept, believed[known], hidden[known])

@@ -28,7 +28,9 @@ class Setting:
     """One setting. limits: of the search; slo: what requests are judged by (goodput).
 
     crash: an engine with every one of these settings, or larger ones, dies at its start. places:
-    engines that fit side by side on the GPU. number: seeds its hidden constants.
+    engines that fit side by side on the GPU. number: seeds its hidden constants. launch: what the
+    host's launch costs are of the priors, all other constants being those that ship; None: all are
+    drawn. like: the setting whose landscape it has. drifts: its host does (`drift`).
     """
 
     name: str
@@ -41,6 +43,9 @@ class Setting:
     places: int = 1
     goal: Goal = "throughput_per_gpu"
     requests: Mapping[str, float] = field(default_factory=dict)
+    launch: float | None = None
+    like: str | None = None
+    drifts: bool = False
 
     @property
     def slo(self) -> Slo:
@@ -161,3 +166,11 @@ SETTINGS = (
         {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 16384},
     ),
 )  # fmt: skip
+
+# A host that is not what the twin and the noise of earlier visits say, made from the figures of one
+# visit; scored apart, no bar holds them.
+HARD = (
+    replace(SETTINGS[0], name="slow-4b-h200", number=8, launch=1.33),
+    replace(SETTINGS[0], name="slow-drifting-4b-h200", number=9, like="slow-4b-h200", drifts=True),
+    replace(SETTINGS[1], name="drifting-8b-h100", number=10, like="long-8b-h100", drifts=True),
+)

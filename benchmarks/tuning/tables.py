@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.tuning.ending import MINUTES, Ending, bias
-from benchmarks.tuning.endtable import ending_table
+from benchmarks.tuning.endtable import APART, ending_table
 from benchmarks.tuning.h200 import RealGround
 from benchmarks.tuning.score import MOST_S, Score
 from benchmarks.tuning.settings import SETTINGS
@@ -17,18 +17,21 @@ BEGIN, END = "<!-- tables: python -m benchmarks.tuning -->", "<!-- end of tables
 NAMES = {"random": "random", "grid": "grid of two knobs", "tpe": "Optuna TPE", "ours": "ridgeline"}
 NEEDED = ("random", "tpe", "ours")
 OF_RANDOM, OF_TPE, BIAS = 0.2, 0.5, 0.01
+WRONG = 0.025  # of the answers that are shown to meet: what the duel's confidence leaves
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
     """What ours has to keep, over all settings of the twin: the geometric mean over settings of the
-    ratios of medians; and with the largest of the budgets, the answers that do not hold and the
-    mean error (log) of the value that is printed.
+    ratios of medians; and with the largest of the budgets, the answers that are shown to meet the
+    limits, those of them that miss one in truth, those that crash, and the mean error (log) of the
+    value that is printed.
     """
 
     of_random: float
     of_tpe: float
-    infeasible: int
+    wrong: int
+    shown: int
     crashed: int
     answers: int
     bias: float
@@ -38,7 +41,7 @@ class Bars:
         """All of them; what is not a number is not met."""
         return (
             self.of_random <= OF_RANDOM and self.of_tpe <= OF_TPE and abs(self.bias) < BIAS
-            and not self.infeasible and not self.crashed
+            and self.wrong <= WRONG * self.shown and not self.crashed
         )  # fmt: skip
 
     @classmethod
@@ -63,7 +66,8 @@ class Bars:
             if not ended <= seeds["ours"]:
                 return f"{setting} was ended on other seeds than it was scored on"
         return cls(
-            _ratio(scores, "random"), _ratio(scores, "tpe"), sum(e.infeasible for e in last),
+            _ratio(scores, "random"), _ratio(scores, "tpe"),
+            sum(e.infeasible and e.sure for e in last), sum(e.sure for e in last),
             sum(e.crashed for e in last), len(last), bias(last),
         )  # fmt: skip
 
@@ -127,15 +131,16 @@ def _mean(scores: Sequence[Score], figure: Callable[[Score], float]) -> float:
 
 
 def _bars(scores: Sequence[Score], ends: Sequence[Ending]) -> list[str]:
-    twin = [s for s in scores if s.setting != RealGround.name]
-    bars = Bars.of(twin, [e for e in ends if e.setting != RealGround.name])
+    twin = [s for s in scores if s.setting not in APART]
+    bars = Bars.of(twin, [e for e in ends if e.setting not in APART])
     if isinstance(bars, str):
         return [f"No bar is held: {bars}."]
     verdict = [
         f"Over the settings of the twin: {bars.of_random:.2f} of random search's median (bar"
         f" {OF_RANDOM}), {bars.of_tpe:.2f} of TPE's (bar {OF_TPE}), geometric means over settings;"
-        f" with {MINUTES[-1]:g} minutes, of {bars.answers} answers {bars.infeasible} miss a limit"
-        f" in truth and {bars.crashed} crash (bar: none), and the mean error of a winner's value"
+        f" with {MINUTES[-1]:g} minutes, of {bars.answers} answers {bars.shown} are shown to meet"
+        f" every limit, {bars.wrong} of those miss one in truth (bar {100 * WRONG:g} %) and"
+        f" {bars.crashed} crash (bar: none), and the mean error of a winner's value"
         f" is {100 * bars.bias:+.2f} % (bar {100 * BIAS:g} %): the bars are"
         f" {'met' if bars.met else 'not all met'}.",
     ]
