@@ -14,8 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from twin_server_support import running
 
-from support.realtime import realtime_allowed
+from support.realtime import realtime, realtime_allowed
 
 # Started by a Ridgeline: tells how it and a process that it starts are scheduled, as the kernel
 # says it. Fields of proc(5), counted after the name: 19 is nice, 41 the policy (0 is SCHED_OTHER).
@@ -108,6 +109,15 @@ def test_a_study_under_chrt_has_ordinary_engines_and_a_client_that_is_first(tmp_
         study.wait(40)
     said_text = (tmp_path / "said").read_text()
     assert seen == {"fake_engine.py": os.SCHED_OTHER, "fake_router.py": os.SCHED_OTHER}, said_text
+
+
+@pytest.mark.skipif(not realtime_allowed(), reason="real-time scheduling is not allowed here")
+def test_a_twin_that_is_started_first_stays_first(tmp_path: Path) -> None:
+    """The wish for short slices, which every twin has, is one of the ordinary policy."""
+    with running(tmp_path, "--fixed-ttft-ms", "10", "--fixed-itl-ms", "10") as ordinary:
+        assert os.sched_getscheduler(ordinary.process.pid) & ~os.SCHED_RESET_ON_FORK == 0
+    with realtime(), running(tmp_path, "--fixed-ttft-ms", "10", "--fixed-itl-ms", "10") as first:
+        assert os.sched_getscheduler(first.process.pid) == os.SCHED_RR
 
 
 def policies(root: int) -> dict[str, int]:

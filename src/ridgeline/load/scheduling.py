@@ -22,8 +22,11 @@ def ask_for_short_slices(slice_ns: int = _SLICE_NS, thread: int = 0) -> None:
     On a machine whose cores are all busy a woken thread otherwise waits for the running slices to
     end, several milliseconds. Linux 6.12 and later take the wish from anybody (sched_setattr(2),
     sched_runtime of SCHED_OTHER) and it takes no share of time from others; older ones ignore it.
-    Processes that this one starts do not inherit it.
+    Processes that this one starts do not inherit it. A thread under another policy than the
+    ordinary one (`chrt`) keeps that: it is let in before all of these anyway.
     """
+    if not _ordinary(thread):
+        return
     number = _SCHED_SETATTR.get(platform.machine())
     if sys.platform != "linux" or number is None:
         return
@@ -42,9 +45,7 @@ def short_slices() -> Iterator[None]:
     All, because a thread that is put aside while it holds the interpreter's lock keeps the others
     out. A process under another policy than the ordinary one keeps it.
     """
-    scheduler = getattr(os, "sched_getscheduler", None)
-    reset = getattr(os, "SCHED_RESET_ON_FORK", 0)
-    if scheduler is None or scheduler(0) & ~reset != os.SCHED_OTHER:
+    if not _ordinary(0):
         yield
         return
     threads = _threads()
@@ -55,6 +56,16 @@ def short_slices() -> Iterator[None]:
     finally:
         for thread in threads:
             ask_for_short_slices(0, thread)
+
+
+def _ordinary(thread: int) -> bool:
+    """Whether a thread is under the ordinary policy; False where the system does not tell."""
+    if not hasattr(os, "sched_getscheduler"):
+        return False
+    try:
+        return os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK == os.SCHED_OTHER
+    except OSError:  # it has ended
+        return False
 
 
 def _threads() -> list[int]:
