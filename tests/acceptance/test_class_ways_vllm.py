@@ -1,5 +1,5 @@
 """Chat and batch on the real vLLM on the CPU: one pool (fcfs, priority) and two pools, measured,
-and predicted by a twin that was calibrated on other runs. About twelve minutes.
+and predicted by a twin that was calibrated on other runs. About twenty minutes.
 
 All three arrangements have two engines, each on one core of its own, so that they share the machine
 in the same way: one pool is two replicas in turn, two pools are one replica each. So have the runs
@@ -50,7 +50,7 @@ CLASSES = {
 MEAN_TOKENS = 0.8 * 32 + 0.2 * 512  # of an answer, over the classes
 MIXED = {
     "prompts": {"tokens": {"min": 32, "max": 96}},
-    "classes": CLASSES, "warmup_s": 8.0, "duration_s": 30.0, "seed": 7,
+    "classes": CLASSES, "warmup_s": 8.0, "duration_s": 60.0, "seed": 7,
 }  # fmt: skip
 WAYS = [
     {"name": "priority", "set": {"scheduling_policy": "priority"}},
