@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.tuning.blocks import Known
+from ridgeline.tuning.duel import NOISE
 from ridgeline.tuning.dueling import PLAN
 from ridgeline.tuning.gate import reserved_s
 from ridgeline.tuning.journal import Told
@@ -17,7 +18,6 @@ from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.soaking import GRACE_S, SOAK_S
 
 MOST_RESERVED = 0.45  # of the whole budget: a search that may measure nothing finds nothing
-NOISE = 0.1  # of a run, by which rounds are weighed: what hosts were seen to have
 TELLS = 0.45  # relative difference that a duel should tell under it
 LEAST_TRIALS = 2  # the baseline and one candidate: less is no search
 SPARE_ROUNDS = 1  # for void runs; without one it narrows the duel's bounds

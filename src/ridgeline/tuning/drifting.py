@@ -16,12 +16,12 @@ import numpy as np
 
 from ridgeline.experiment.statistics import t_quantile
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
-from ridgeline.tuning.budgeting import NOISE
+from ridgeline.tuning.duel import NOISE
 from ridgeline.tuning.dueling import Duel
 from ridgeline.tuning.journal import Told
 
 # Standard deviation of the logarithm of a run's throughput around its configuration's mean: what
-# the duel's plan takes (budgeting.NOISE; 0.06 to 0.18 in five visits of results/h200), counted
+# the duel's plan takes (duel.NOISE; 0.06 to 0.18 in five visits of results/h200), counted
 # for eight degrees of freedom.
 USUAL, USUAL_FREEDOM = NOISE, 8
 # Two-sided. With the stored visits' repeats in a shuffled order, so that no trend is left, a drift

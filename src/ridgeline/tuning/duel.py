@@ -28,6 +28,7 @@ from ridgeline.experiment.statistics import t_quantile
 from ridgeline.tuning.blocks import MOST_FOR_ONE, Known, Noise, noise_of
 
 Word = Literal["clearly better", "clearly worse", "equal", "no clear difference"]
+NOISE = 0.1  # of a run, by which rounds are weighed: what hosts were seen to have
 AIMED = 0.9  # of the error: what is left lets a duel go on that gets more rounds than was thought
 Round = Mapping[int, float | None]  # contender -> objective; None or absent: no valid figure
 
@@ -143,12 +144,29 @@ def stand(rounds: Sequence[Round], plan: DuelPlan, barred: frozenset[int] = froz
     equal = bool(ties) and all(_word(decided, leader, c) == "equal" for c in ties)
     done = best or equal or len(rounds) >= plan.most
     reason = (
-        "clearly the best" if best
+        _left_alone(leader, barred, plan, decided) if best
         else f"equal within {100 * plan.tie:g} %" if equal
         else f"no clear difference after {len(rounds)} rounds" if done
         else "goes on"
     )  # fmt: skip
     return DuelState(leader, tuple(map(_turned, decided.values())), out, ties, best, done, reason)
+
+
+def _left_alone(
+    leader: int,
+    barred: frozenset[int],
+    plan: DuelPlan,
+    decided: Mapping[tuple[int, int], Against],
+) -> str:
+    """Why nobody else is in: by the last look clearly beaten, or out for another reason."""
+    others = {c for c in range(plan.contenders) if c != leader}
+    rest = others - barred
+    if rest and all(_word(decided, leader, c).startswith("clearly") for c in rest):
+        return "clearly the best" + (" of those that may win" if barred else "")
+    if not rest:
+        what = "the baseline" if others == {0} else "the other" if len(others) == 1 else "the rest"
+        return f"one contender is left: {what} misses a target, died or is disqualified"
+    return "one contender is left: the rest fell clearly behind in its rounds or is out"
 
 
 def last_look(rounds: Sequence[Round], plan: DuelPlan, one: int, other: int) -> Against:

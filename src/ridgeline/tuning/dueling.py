@@ -31,6 +31,7 @@ from ridgeline.tuning.objective import value_of
 from ridgeline.tuning.outcome import Duelist, DuelResult
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.trial import Candidate, Miss, State
+from ridgeline.tuning.undecided import more_would_tell, runs_to_decide
 from ridgeline.tuning.watching import TrialsWatch, TuneWatch
 
 KIND = "tune"
@@ -158,7 +159,10 @@ class Duel:
 
     @property
     def _is_over(self) -> bool:
-        return bool(self._deaths.get(BASELINE)) or self.fallen or self.standing().done
+        if self._deaths.get(BASELINE) or self.fallen:
+            return True
+        state = self.standing()
+        return state.done and not more_would_tell(self, state)
 
     def died(self, candidate: Candidate) -> str | None:
         """ "died in N of M rounds"; None for one whose engine has lived through all of them."""
@@ -267,6 +271,13 @@ class Duel:
         which = self.candidates.index(candidate)
         return judge_together(runs, which) if runs[which] else ("void", ())
 
+    def runs_to_decide(self, candidate: Candidate) -> dict[str, int | None]:
+        """Its open limits on latencies: of how many runs in all each would be decided; None: of
+        more than a duel has.
+        """
+        runs, which = [self.summaries(c) for c in self.candidates], self.candidates.index(candidate)
+        return runs_to_decide(runs, which, PLAN.most + self.first - 1)
+
     def result(self, rounds: int, estimates: Mapping[str, float]) -> DuelResult:
         """What came of it; `estimates`: the search's, by a candidate's words."""
         state = self.standing()
@@ -274,9 +285,19 @@ class Duel:
         if not rounds:
             stopped = "no duel was held: its budget is used"
         lines = [self._line(c, estimates.get(c.words)) for c in self.candidates]
-        ended = "no finalist is left" if self.fallen and not state.done else state.reason
+        none = self.fallen and (not state.done or state.leader == 0)
+        ended = "no finalist is left" if none else self._reason(state)
         ended = "the baseline does not run" if self._deaths.get(BASELINE) else ended
         return DuelResult(rounds, ended if self._is_over else stopped, tuple(lines))
+
+    def _reason(self, state: DuelState) -> str:
+        """Why it ended; of one that is left with open targets also that they are too near."""
+        left = None if state.leader is None else self.candidates[state.leader]
+        if not state.best or left is None or self.meets(left) is not None:
+            return state.reason
+        if None not in self.runs_to_decide(left).values():
+            return state.reason
+        return f"{state.reason}; {self.judging.most} rounds would not decide its targets"
 
     def _line(self, candidate: Candidate, searched: float | None) -> Duelist:
         base = self.candidates[0]

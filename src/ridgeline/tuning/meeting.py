@@ -41,6 +41,36 @@ class Spread:
     freedom: float
 
 
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Of the logarithm of so many runs' figure, with the spread of one run. freedom_each: degrees
+    of freedom that each round after the first brings.
+    """
+
+    log: float
+    runs: int
+    spread: Spread
+    freedom_each: float
+
+    @staticmethod
+    def of_one(value: float, noise: float, contenders: int) -> "Mean":
+        """Of one run alone, with a noise (0.1 = 10 %) that is taken for it."""
+        return Mean(math.log(value), 1, Spread(noise**2, 0.0), float(contenders))
+
+    def half(self, runs: int | None = None) -> float:
+        """Half-width (log) of its interval now; after so many runs in all (2 or more), if they go
+        on as they did.
+        """
+        count = self.runs if runs is None else runs
+        freedom = self.freedom_each * (count - 1)
+        return t_quantile(freedom, (1 + SURE) / 2) * math.sqrt(self.spread.variance / count)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Its interval, in the figures' unit."""
+        return math.exp(self.log - self.half()), math.exp(self.log + self.half())
+
+
 def judge_together(contenders: Sequence[Runs], which: int) -> tuple[State, tuple[Miss, ...]]:
     """The state of one contender and each of its limits, by the runs of all of them.
 
@@ -63,17 +93,22 @@ def _judged(contenders: Sequence[Runs], which: int, number: int, miss: Miss) -> 
     """The limit with that number in the study, by all runs' figures for it."""
     if miss.key in SHARE_KEYS or miss.value is None or not math.isfinite(miss.value):
         return miss
+    mean = mean_of_runs(contenders, which, number)
+    if mean is None:
+        return miss
+    low, high = min(mean.bounds[0], miss.value), max(mean.bounds[1], miss.value)
+    met = True if high <= miss.limit else False if low > miss.limit else None
+    return replace(miss, low=low, high=high, met=met)
+
+
+def mean_of_runs(contenders: Sequence[Runs], which: int, number: int) -> Mean | None:
+    """A contender's mean of the figure of the limit with that number in the study."""
     last = max(n for runs in contenders for n in runs)
     rounds = [
         {i: _value(runs.get(n), number) for i, runs in enumerate(contenders)}
         for n in range(1, last + 1)
     ]
-    bounds = mean_bounds(rounds, which, len(contenders))
-    if bounds is None:
-        return miss
-    low, high = min(bounds[0], miss.value), max(bounds[1], miss.value)
-    met = True if high <= miss.limit else False if low > miss.limit else None
-    return replace(miss, low=low, high=high, met=met)
+    return mean_of(rounds, which, len(contenders))
 
 
 def _value(run: Summary | None, number: int) -> float | None:
@@ -90,14 +125,20 @@ def mean_bounds(
 
     None with fewer than `LEAST` of its runs.
     """
+    mean = mean_of(rounds, which, contenders)
+    return None if mean is None else mean.bounds
+
+
+def mean_of(
+    rounds: Sequence[Mapping[int, float | None]], which: int, contenders: int
+) -> Mean | None:
+    """A contender's mean over rounds; None with fewer than `LEAST` of its runs."""
     logs = table(rounds, range(contenders))
     own = logs[np.isfinite(logs[:, which]), which]
     spread = None if len(own) < LEAST else _spread_for(logs, which, own)
     if spread is None:
         return None
-    half = t_quantile(spread.freedom, (1 + SURE) / 2) * math.sqrt(spread.variance / len(own))
-    mean = float(own.mean())
-    return math.exp(mean - half), math.exp(mean + half)
+    return Mean(float(own.mean()), len(own), spread, spread.freedom / (len(own) - 1))
 
 
 def _spread_for(logs: Floats, which: int, own: Floats) -> Spread:

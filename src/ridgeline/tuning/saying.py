@@ -30,7 +30,7 @@ def sentence(
         more = "begun again with a larger budget it goes on from here"
         return f"No recommendation yet: {found.why}; {more}. It gave {figures(winner)}."
     parts = [f"Serve with {winner.words}: {figures(winner)}"]
-    parts += filter(None, (targets_words(winner), limits_words(setting, winner)))
+    parts += filter(None, (targets_words(winner), _open_words(setting, found, winner)))
     claim = None if found.duel is None else found.duel.claim(found.winner)
     if claim is not None:
         parts.append(claim_words(claim, setting.goal))
@@ -98,8 +98,14 @@ def _stays(setting: Setting, found: Found, baseline: Side) -> str:
     parts = [f"The baseline stays: {found.why}{dead}"]
     if found.duel is not None and found.why.startswith("no clear winner: no finalist"):
         parts.append(pair_words(found.duel))
-    parts += [targets_words(baseline), limits_words(setting, baseline)]
+    parts += [targets_words(baseline), _open_words(setting, found, baseline)]
     return f"{'; '.join(filter(None, parts))}."
+
+
+def _open_words(setting: Setting, found: Found, side: Side) -> str:
+    """What would decide its open targets, by the duel or the trial that its figures are of."""
+    duel = found.duel_with(Candidate(side.change)) if side.measured == "duel" else None
+    return limits_words(setting, side, duel)
 
 
 def _why(why: str) -> str:
