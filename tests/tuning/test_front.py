@@ -12,7 +12,7 @@ from ridgeline.tuning.concluding import conclude
 from ridgeline.tuning.front import front_of, with_fronts
 from ridgeline.tuning.journal import Asked
 from ridgeline.tuning.outcome import Point, Spread, read_result, write_result
-from ridgeline.tuning.trial import Candidate, State
+from ridgeline.tuning.trial import Candidate, Miss, State
 from support.tunedengine import Listed, TunedEngine, session, setting
 
 
@@ -31,6 +31,27 @@ def test_on_the_front_is_what_nothing_beats_in_both() -> None:
 def test_what_is_behind_by_noise_only_is_not_called_off() -> None:
     seen = with_fronts([point("one", 100, 5, 0.1), point("other", 98, 5.2, 0.1)])
     assert [(p.on, p.near) for p in seen] == [(("itl",), ()), ((), ("itl",))]
+
+
+def test_a_point_outside_by_its_figure_is_marked_as_such(tmp_path: Path) -> None:
+    """Its one trial, 120 ms, may meet a limit of 119 ms: no miss is shown, and none is hidden."""
+    tried = [Candidate(), *(Candidate({"max_num_seqs": n}) for n in (150, 200))]
+    with session(tmp_path, Listed(tried), TunedEngine(), setting("ttft_p95_ms=150")) as begun:
+        found = begun.run()
+        (trial,) = [t for t in found.told.history.trials if t.candidate == tried[1]]
+        limits = (Miss("ttft_p95_ms", 119.0, 120.0, 100.0, 140.0, None),)
+        later = replace(trial, number=9, state="unsure", limits=limits)
+        asked = Asked(9, (tried[1], tried[1]), 20.0, ("again", "again"), "search", 0.0)
+        told = replace(
+            found.told, trials=(*found.told.trials, later), asked=(*found.told.asked, asked)
+        )
+        seen = front_of(begun, replace(found, told=told, duel=None))
+        result = conclude(begun, found)
+    rows = {row[0]: row[-1] for row in front_rows(replace(result, front=seen))}
+    assert rows[tried[1].words] == (
+        "trial 9; outside by its figures (ttft_p95_ms 120 > 119), not shown to miss the targets"
+    )
+    assert "outside" not in rows[tried[2].words]
 
 
 def test_crashes_and_misses_are_states_and_no_points(tmp_path: Path) -> None:

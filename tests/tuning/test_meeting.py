@@ -93,3 +93,17 @@ def test_what_is_shown_to_meet_goes_before_a_baseline_that_is_not() -> None:
     assert "which the baseline is not shown to meet" in choice.why
     dearer = fought(baseline, (FASTER, [85.0, 91.0, 88.0], [40.0, 42.0, 38.0]))
     assert choose(dearer, ()).winner == Candidate()
+
+
+def test_where_nothing_surely_meets_the_targets_the_nearest_is_named_not_the_best() -> None:
+    """Both may meet 60 ms; the one that gives a quarter more is 8 to 33 % beyond them."""
+    duel = fought(
+        (Candidate(), [100.0, 99.0, 101.0], [150.0, 190.0, 120.0]),
+        (FASTER, [160.0, 161.0, 159.0], [55.0, 63.0, 59.0]),
+        (OTHER, [200.0, 201.0, 199.0], [65.0, 80.0, 58.0]),
+    )
+    assert [duel.meets(c) for c in duel.candidates] == [False, None, None]
+    choice = choose(duel, ())
+    assert choice.winner == FASTER
+    assert not choice.clear
+    assert "of 2 finalists that may, it is nearest to its targets" in choice.why

@@ -4,7 +4,7 @@ from ridgeline.report.tunewords import STATES, has_targets, spread_words
 from ridgeline.tuning.outcome import Point, TuneResult
 
 AXIS_WORDS = {"ttft": "TTFT", "itl": "ITL"}
-FRONT_TITLE = "Throughput against latency, inside the targets"
+FRONT_TITLE = "Throughput against latency, of what is not shown to miss the targets"
 
 
 def front_head() -> tuple[str, ...]:
@@ -33,12 +33,17 @@ def front_rows(result: TuneResult) -> list[tuple[str, ...]]:
                 if p.number is None
                 else f"trial {p.number}"
             )
-            + (
-                "" if p.state == "feasible" or not has_targets(result) else "; may miss the targets"
-            ),
+            + ("" if p.state == "feasible" or not has_targets(result) else _unsure(p)),
         )
         for p in result.front
     ]
+
+
+def _unsure(point: Point) -> str:
+    """What is open about its targets; a figure outside of them is said to be."""
+    if not point.outside:
+        return "; may miss the targets"
+    return f"; outside by its figures ({', '.join(point.outside)}), not shown to miss the targets"
 
 
 def _fronts(point: Point) -> str:

@@ -118,6 +118,10 @@ class Belief:
                  if f >= 0.5 and ok]  # fmt: skip
         return max(ahead, default=own) - own
 
+    def row_of(self, candidate: Candidate) -> int | None:
+        """The row of one that was tried; None for any other."""
+        return self._row.get(candidate.key)
+
     def why(self, row: int, listed: int = 0, most: int = 1) -> str:
         """One line on why a candidate is measured. listed: windows of it that the same question
         asks for before this one; most: windows that are thought of from this question on.

@@ -29,8 +29,10 @@ class Certificate:
 
     expected_gain: of the answer by the best next measurement, noise and limits included. basis: of
     the twin's word. best_guess: how much more than the winner any candidate is believed to give (0:
-    none more). chance: that any candidate is worth 2 % more; threshold: of it, below which the
-    search stops. belief: the twin's weight. ended: what of the budget ended the search, "" = none.
+    none more). over: the probability that any meets the targets and gives 2 % more than the winner;
+    chance: the same over the search's own answer, 1 without one (answered); threshold: of it, below
+    which the search stops. belief: the twin's weight. ended: what of the budget ended the search,
+    "" = none.
     """
 
     tokens_per_s_per_gpu: float
@@ -44,6 +46,9 @@ class Certificate:
     threshold: float
     belief: float
     looks: int
+    over: float
+    answered: bool = True
+    targets: bool = True
     basis: Basis = Basis()
     ended: str = ""
 
@@ -68,13 +73,17 @@ class Certificate:
         )
 
     def _outlook(self) -> str:
-        worth = 100 * max(self.best_guess, self.expected_gain)
+        gains = (self.best_guess, self.expected_gain if self.answered else 0.0)
+        worth = 100 * max(gains)
         at_most = f"no setting is expected to give more than {worth:.1f} % over the one named here"
         looked = f"among {self.looks} looked at"
+        inside = " inside the targets" if self.targets else ""
         more = (
-            "; that one gives 2 % more than the best that the search measured has a probability of"
-            f" {self.chance:.0%}"
+            f"; each is known within its error only, and that any of them gives 2 % more{inside}"
+            f" than the one named here has a probability of {self.over:.0%}"
         )
+        if not self.answered:
+            more += "; nothing that the search measured meets the targets for sure"
         if self.belief < CONTRADICTED:
             seen = f"By the measurements (the twin is contradicted by them) {at_most} {looked}"
         else:
@@ -117,6 +126,9 @@ def certify(
         enough,
         outlook.belief,
         outlook.looks,
+        outlook.over,
+        outlook.answered,
+        outlook.targets,
         basis,
         ended,
     )  # fmt: skip

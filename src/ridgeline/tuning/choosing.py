@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ridgeline.tuning.dueling import PLAN, Duel
-from ridgeline.tuning.objective import BETWEEN_RUNS, judge
+from ridgeline.tuning.objective import BETWEEN_RUNS, judge, over_limit
 from ridgeline.tuning.port import Expected
 from ridgeline.tuning.risk import risk_of
 from ridgeline.tuning.trial import Candidate
@@ -32,7 +32,8 @@ class Choice:
 def choose(duel: Duel, out: Collection[str]) -> Choice:
     """The baseline, unless one is clearly better than it and no worse in its targets, or meets the
     targets where the baseline misses them, is not shown to meet them, or does not run. A baseline
-    that misses them is never recommended.
+    that misses them is never recommended; where nothing is shown to meet them then, what comes
+    nearest to them is named before what gives more.
 
     `out`: words of the disqualified.
     """
@@ -60,13 +61,26 @@ def choose(duel: Duel, out: Collection[str]) -> Choice:
             why = "it meets the targets, which the baseline misses"
             return _if_long_enough(duel, first, why, pairs, instead)
         if ranked:
-            first, instead = simplest(duel, ranked)
+            near = likeliest_of(duel, ranked)
+            first, instead = simplest(duel, near)
             why = "the baseline misses the targets; this one may meet them and may miss them"
+            if len(near) < len(ranked):
+                why += f"; of {len(ranked)} finalists that may, it is nearest to its targets"
             pairs = len(set(duel.summaries(first)) & set(duel.summaries(baseline)))
             long = _if_long_enough(duel, first, why, pairs, instead)
             return replace(long, clear=False)
         return Choice(baseline, False, NONE_MEETS, recommended=False)
     return _better(duel, ranked, sure)
+
+
+def likeliest_of(duel: Duel, ranked: Sequence[Candidate]) -> list[Candidate]:
+    """Of those that may meet the targets the ones with the best chance to, in their order: the
+    figure that is the furthest over its limit, or the least within it, is the lowest, but for what
+    runs of one configuration differ by anyway.
+    """
+    over = {c.key: max(map(over_limit, duel.limits(c)), default=math.inf) for c in ranked}
+    least = min(over.values())
+    return [c for c in ranked if over[c.key] <= least + BETWEEN_RUNS]
 
 
 def _better(duel: Duel, ranked: list[Candidate], sure: list[Candidate]) -> Choice:

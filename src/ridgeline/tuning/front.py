@@ -1,4 +1,4 @@
-"""The front of throughput against latency, of everything that was measured inside the targets.
+"""The front of throughput against latency, of all that is not shown to miss the targets.
 
 A point is a configuration whose runs meet the targets or may meet them; what misses them, crashed,
 was void or refused is a state and never a point. One that met the baseline in the duel has the
@@ -15,10 +15,11 @@ from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.tuning.dueling import Duel
 from ridgeline.tuning.finalists import crashed
 from ridgeline.tuning.measuring import TRIALS
-from ridgeline.tuning.objective import BETWEEN_RUNS, interval_of, judge, pareto, value_of
+from ridgeline.tuning.objective import BETWEEN_RUNS, interval_of, over_limit, pareto, value_of
 from ridgeline.tuning.outcome import Point, Spread
+from ridgeline.tuning.saying import missed_words
 from ridgeline.tuning.session import Found, Session
-from ridgeline.tuning.trial import Candidate, History
+from ridgeline.tuning.trial import Candidate, History, Miss
 
 AXES = ("ttft", "itl")
 COUNTED = ("feasible", "unsure")
@@ -64,14 +65,20 @@ def _point(session: Session, found: Found, history: History, candidate: Candidat
     duel = found.duel_with(candidate)
     summary = None if duel is None else duel.merged(candidate)
     if duel is not None and summary is not None:
-        state, _ = judge(summary)
+        state, limits = duel.judged(candidate)
         if state not in COUNTED or duel.died(candidate):
             return None
         tokens = _of_duel(session, duel, candidate, summary)
         if tokens is None:
             return None
         made = _made(candidate, session, summary, tokens)
-        return replace(made, state=state, by="duel", runs=len(duel.summaries(candidate)))
+        return replace(
+            made,
+            state=state,
+            by="duel",
+            runs=len(duel.summaries(candidate)),
+            outside=_outside(limits),
+        )
     trials = history.of(candidate)
     latest = trials[-1]
     folder = session.folder / TRIALS / (latest.run or "")
@@ -85,7 +92,13 @@ def _point(session: Session, found: Found, history: History, candidate: Candidat
         return None
     low, high = interval_of(stored, "throughput_per_gpu", gpus)
     made = _made(candidate, session, stored, Spread(value, low, high))
-    return replace(made, state=latest.state, number=latest.number)
+    outside = _outside(latest.limits)
+    return replace(made, state=latest.state, number=latest.number, outside=outside)
+
+
+def _outside(limits: Sequence[Miss]) -> tuple[str, ...]:
+    """Limits that its figures are outside of, without being shown to miss them."""
+    return tuple(missed_words(m) for m in limits if m.met is None and over_limit(m) > 0)
 
 
 def _of_duel(session: Session, duel: Duel, candidate: Candidate, summary: Summary) -> Spread | None:

@@ -236,7 +236,8 @@ class Point:
 
     by: "duel" or "trial" (`number`). tokens: output tokens/s per GPU; ttft, itl: p95 in ms. on:
     fronts ("ttft", "itl") on which it lies, no other being better in both; near: those on which
-    none is better in both by whole intervals.
+    none is better in both by whole intervals. outside: limits that its own figures are outside of
+    though no interval shows it, in words.
     """
 
     words: str
@@ -250,6 +251,7 @@ class Point:
     number: int | None = None
     on: tuple[str, ...] = ()
     near: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
 
     def latency(self, axis: str) -> Spread | None:
         """The latency of a front, by its name."""

@@ -93,10 +93,18 @@ class Prospects:
         """The probability that any candidate meets every limit and is worth so much more than the
         incumbent that it matters (2 %); 1 while there is no answer.
         """
+        return self._chance_of(self._drawn.lead) if self._drawn.answers else 1.0
+
+    def chance_over(self, row: int | None) -> float:
+        """The same over that row, whether or not it may be an answer; None: over the incumbent."""
+        drawn = self._drawn
+        if row is None or row not in drawn.rows:
+            return self.chance
+        return self._chance_of(drawn.values - drawn.values[:, [drawn.rows.index(row)]])
+
+    def _chance_of(self, lead: Floats) -> float:
         drawn, belief = self._drawn, self._belief
-        if not drawn.answers:
-            return 1.0
-        better = (drawn.lead > MATTERS) & self._met & belief.open[drawn.rows]
+        better = (lead > MATTERS) & self._met & belief.open[drawn.rows]
         sure = np.where(better, 1.0 - belief.suspects[drawn.rows], 0.0)
         return float(sure.max(axis=1).mean())
 

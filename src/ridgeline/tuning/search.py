@@ -51,7 +51,9 @@ class Outlook:
     probability that any candidate meets the limits and is 2 % better than the incumbent.
     best_guess: the largest believed lead (log) of any candidate that likely meets the limits, below
     0 when there is none ahead. belief: the twin's weight, 0..1. looks: how many candidates were
-    looked at.
+    looked at. over: the probability that any meets the limits and is 2 % better than the one asked
+    about; answered: whether anything measured meets the limits surely, as an incumbent has to
+    (without, `chance` is 1 and `gain` over nothing); targets: whether there are limits.
     """
 
     gain: float
@@ -60,6 +62,9 @@ class Outlook:
     belief: float
     looks: int
     chance: float
+    over: float
+    answered: bool = True
+    targets: bool = True
 
 
 class Search:
@@ -124,8 +129,8 @@ class Search:
         return self._view(history).belief.standings()
 
     def outlook(self, history: History, over: Candidate | None = None) -> Outlook:
-        """What going on would bring; the certificate prints it. over: what `best_guess` is over,
-        without it the incumbent: the duel may have named another one.
+        """What going on would bring; the certificate prints it. over: what `best_guess` and
+        `over` are over, without it the incumbent: the duel may have named another one.
         """
         view = self._view(history)
         belief, batch = view.belief, view.batch
@@ -136,6 +141,9 @@ class Search:
             belief.value.belief,
             len(belief.pool),
             view.prospects.chance,
+            view.prospects.chance_over(None if over is None else belief.row_of(over)),
+            bool(belief.answers()),
+            bool(self._limits),
         )
 
     def likeliest(self, history: History) -> tuple[float, int]:
