@@ -15,6 +15,7 @@ from ridgeline.tuning.assembling import budget_words
 from ridgeline.tuning.budgeting import Limits, reserve_of, spent_s
 from ridgeline.tuning.concluding import conclude
 from ridgeline.tuning.dueling import FRESH_SEEDS, PLAN
+from ridgeline.tuning.expecting import Oracle
 from ridgeline.tuning.journal import Asked, TuneJournal, read_journal
 from ridgeline.tuning.outcome import NOT_SOAKED
 from ridgeline.tuning.setting import Setting, setting_of
@@ -294,3 +295,22 @@ def test_a_beat_is_at_most_a_second_old(tmp_path: Path) -> None:
             assert time.time() - float((tmp_path / "tune.beat").read_text() or 0) < 1.0
     with TuneJournal(tmp_path) as journal:
         assert journal.beat.last == pytest.approx(time.time(), abs=2.0)
+
+
+def test_the_wait_for_the_first_fit_is_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines are up while the twin is fitted: a GPU that waits is not free."""
+    learn, waited_s = Oracle.learn, 1.0
+
+    def slowly(self: Oracle, *told: object) -> None:
+        time.sleep(waited_s)
+        learn(self, *told)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Oracle, "learn", slowly)
+    with session(tmp_path, Listed([Candidate()]), TunedEngine(), limits=Limits(trials=1)) as begun:
+        begun.run()
+    lines = map(json.loads, (tmp_path / "tune.jsonl").read_text().splitlines())
+    spent = [one["gpu_s"] for one in lines if one.get("what") == "thinking"]
+    assert len(spent) == 1
+    assert waited_s <= spent[0] < waited_s + 2

@@ -223,11 +223,8 @@ class Session:
         """The policy's next question; the time it takes is paid for while engines are up."""
         begun = time.monotonic()
         ask = self.policy.ask(history, left_s)
-        thought_s = time.monotonic() - begun
-        up = not self.setting.simulated and bool(history.trials)
-        if up and thought_s > THINKING_S:
-            gpu_s = thought_s * self.setting.gpus_for()
-            self.journal.write("spent", gpu_s=gpu_s, what="thinking", at=time.time())
+        if history.trials:
+            self._book_thinking(time.monotonic() - begun)
         if ask is None:
             return None
         chosen = list(zip(ask.candidates, ask.why, strict=True))
@@ -243,6 +240,12 @@ class Session:
         candidates, why = zip(*chosen, strict=True)
         return Asked(first, candidates, ask.window_s, why, "search", time.time())
 
+    def _book_thinking(self, thought_s: float) -> None:
+        """GPUs that are held while the search thinks or the twin is fitted are paid for."""
+        if not self.setting.simulated and thought_s > THINKING_S:
+            gpu_s = thought_s * self.setting.gpus_for()
+            self.journal.write("spent", gpu_s=gpu_s, what="thinking", at=time.time())
+
     def _learn(self, trials: Sequence[Trial], folder: Path | None = None) -> None:
         """Hold the twin against what was measured; a demotion is said once. folder: of its runs."""
         tokens: dict[int, float] = {}
@@ -254,7 +257,10 @@ class Session:
             rate = None if summary is None else summary.throughput.output_tokens_per_s
             if rate:
                 tokens[trial.number] = rate
+        begun = time.monotonic()
         self.oracle.learn(trials, runs, tokens)
+        if trials:
+            self._book_thinking(time.monotonic() - begun)
         known = self.journal.told().notes
         for text in (*self.oracle.notes, *filter(None, (self.oracle.demoted,))):
             if text not in known and not text.startswith(tuple(n[:22] for n in known)):
