@@ -8,20 +8,18 @@ within what runs of one configuration differ by anyway, the one with the better 
 import math
 from typing import TYPE_CHECKING
 
-from ridgeline.domain.slo import SHARE_KEYS
 from ridgeline.tuning.concluding import side_of
 from ridgeline.tuning.finalists import crashed
 from ridgeline.tuning.objective import BETWEEN_RUNS, over_limit
 from ridgeline.tuning.outcome import Nearest, Side
+from ridgeline.tuning.promised import had, is_firm, would_meet
 from ridgeline.tuning.saying import claim_words, unpaired_words
 from ridgeline.tuning.search import Search
 from ridgeline.tuning.session import Found, Session
-from ridgeline.tuning.trial import Candidate, Miss
+from ridgeline.tuning.trial import Candidate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-DIGITS = 2  # of a target that would be met
+    from collections.abc import Iterator, Sequence
 
 
 def nearest_of(session: Session, found: Found, baseline: Side) -> Nearest | None:
@@ -40,7 +38,10 @@ def nearest_of(session: Session, found: Found, baseline: Side) -> Nearest | None
     chance, looks = None, 0
     if session.oracle.known and isinstance(session.policy, Search):
         chance, looks = session.policy.likeliest(session.journal.told().known)
-    return Nearest(side, math.exp(over), _would_meet(side), words, clearly, chance, looks)
+    meets, run_had, among = _promises(session, found, side, [s for _, s in sides])
+    return Nearest(
+        side, math.exp(over), meets, words, clearly, chance, looks, run_had, among,
+    )  # fmt: skip
 
 
 def _sides(session: Session, found: Found) -> "Iterator[Side]":
@@ -62,24 +63,15 @@ def _over(side: Side) -> float:
     return max((over_limit(m) for m in side.limits), default=math.inf)
 
 
-def _would_meet(side: Side) -> tuple[str, ...]:
-    """For each limit that is not met, the one that its whole interval would meet: the end of the
-    interval, to two digits away from the figure ("itl_p95_ms 26").
-    """
-    return tuple(
-        f"{m.key} {end:g}" for m in side.limits
-        if m.met is not True and (end := _met_end(m)) is not None
-    )  # fmt: skip
-
-
-def _met_end(miss: Miss) -> float | None:
-    end = miss.low if miss.key == "attainment" else miss.high
-    if end is None or not math.isfinite(end) or end <= 0:
-        return None
-    step = 10.0 ** (math.floor(math.log10(end)) + 1 - DIGITS)
-    whole = math.floor(end / step) if miss.key == "attainment" else math.ceil(end / step)
-    found = round(whole * step, 12)
-    return min(found, 1.0) if miss.key in SHARE_KEYS else found
+def _promises(
+    session: Session, found: Found, side: Side, sides: "Sequence[Side]"
+) -> tuple[tuple[str, ...], tuple[str, ...], int]:
+    """What it would meet, or what its run had, and among how many of its kind it was picked."""
+    among = sum(is_firm(s) == is_firm(side) for s in sides)
+    duel = found.duel_with(Candidate(side.change))
+    if duel is not None and is_firm(side):
+        return would_meet(side, duel, among), (), among
+    return (), had(side, session.journal.told().trials, among), among
 
 
 def _against(session: Session, found: Found, side: Side, baseline: Side) -> tuple[str, bool]:

@@ -48,7 +48,9 @@ class Nearest:
     """What came nearest to the targets where nothing was shown to meet them.
 
     over: the largest factor by which a figure exceeds its limit (1.4 = 40 % too much). would_meet:
-    for each limit that is not met the one that its whole interval would meet. against: what it
+    for each limit that is not met the one that it would meet, by its rounds in a duel; had: without
+    enough rounds what its one run had and may stand for; both count that it was picked among so
+    many that were measured alike (`promised`). against: what it
     gives over the baseline, in words, by paired rounds where there are any; clearly: it is clearly
     more. chance: the largest probability (0..1) that the twin, as corrected by what was measured,
     gives any of `looks` configurations of meeting all targets; None without a twin.
@@ -61,6 +63,8 @@ class Nearest:
     clearly: bool = False
     chance: float | None = None
     looks: int = 0
+    had: tuple[str, ...] = ()
+    among: int = 1
 
 
 @dataclass(frozen=True, slots=True)

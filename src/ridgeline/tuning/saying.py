@@ -64,7 +64,9 @@ def _none_meets(found: Found, nearest: Nearest, baseline: Side) -> str:
         parts.append(f"before: {figures(baseline)}{too if baseline.meets is False else ''}")
     text = f"{'; '.join(parts)}."
     if nearest.would_meet:
-        text += f" It would meet {' and '.join(nearest.would_meet)} by its whole intervals."
+        text += f" It would meet {' and '.join(nearest.would_meet)} by {_by(nearest)}."
+    elif nearest.had:
+        text += f" {_run_had(nearest)}."
     if nearest.chance is not None:
         text += (
             f" Of {grouped(str(nearest.looks))} configurations that the twin looked at, corrected"
@@ -72,6 +74,22 @@ def _none_meets(found: Found, nearest: Nearest, baseline: Side) -> str:
             " all targets on this host."
         )
     return text
+
+
+def _by(nearest: Nearest) -> str:
+    if nearest.among == 1:
+        return "its whole intervals"
+    return f"bounds that count that it was picked among {nearest.among}"
+
+
+def _run_had(nearest: Nearest) -> str:
+    """What its run or two had, with what they may stand for: no promise."""
+    runs = "one run" if nearest.side.runs == 1 else f"{nearest.side.runs} runs"
+    text = f"Its {runs} had {' and '.join(nearest.had)}"
+    if not any("(up to " in one for one in nearest.had):
+        return text
+    picked = "" if nearest.among == 1 else f" and that it was picked among {nearest.among}"
+    return f"{text}, where the bound counts the noise between runs{picked}"
 
 
 def _misses(side: Side) -> str:
