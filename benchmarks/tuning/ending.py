@@ -204,6 +204,7 @@ class ReplayDuel(Duel):
 
     ground: Any = None
     quiet: _Quiet = field(default_factory=_Quiet)
+    _up: str | None = None  # where one engine is up at a time
 
     @classmethod
     def of(
@@ -232,11 +233,13 @@ class ReplayDuel(Duel):
         starts_s = self.rounds_s(0, first=True) / self.setting.gpus_for(*self.candidates)
         if together and not self._runs:
             self.ground.now_s += starts_s
-        for i, candidate in enumerate(self.candidates):
+        inside = [(i, c) for i, c in enumerate(self.candidates) if i not in out]
+        for i, candidate in inside if rounds % 2 else reversed(inside):  # as plan_runs has it
             runs = self._runs.setdefault(self._name(candidate), {})
-            due = range(len(runs) + 1, rounds + 1) if i not in out else ()
-            if due and not together:  # its engine is started for all of them
-                self.ground.now_s += starts_s / len(self.candidates)
+            due = range(len(runs) + 1, rounds + 1)
+            if due and not together and candidate.words != self._up:  # an engine in its turn
+                self.ground.now_s += starts_s / len(inside)
+                self._up = candidate.words
             for n in due:
                 self.ground.now_s += self.setting.run_s(DUEL_S)
                 figures, errors = self.ground.one(candidate, 10_000 + 100 * (n - 1) + i, DUEL_S)

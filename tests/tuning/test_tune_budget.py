@@ -53,7 +53,8 @@ def test_the_duel_has_three_rounds_in_25_minutes_of_60_second_starts(
         used_s = clock.now - begun_at
         result = conclude(begun, found)
     assert found.ended == "its budget is used"
-    assert len(found.finalists) == 3
+    # On one place each round starts engines anew: one finalist that is decided, not three.
+    assert len(found.finalists) == (3 if resident == 4 else 1)
     assert found.rounds >= 3
     assert found.winner.change
     assert found.soak[-1].passed
@@ -163,7 +164,7 @@ def test_a_twin_keeps_to_its_budget_from_the_first_round_on(tmp_path: Path, then
     made = setting()
     twin = replace(made, configuration=replace(made.configuration, engine="twin"))
     listed = Listed([Candidate(), Candidate({"max_num_seqs": 160})])
-    limits = Limits(gpu_s=120.0 if then == "twin" else 400.0)
+    limits = Limits(gpu_s=120.0 if then == "twin" else 500.0)
     with session(tmp_path, listed, TunedEngine(name="twin"), twin, limits) as begun:
         found = begun.run()
     assert spent_s(found.told) <= (limits.gpu_s or 0.0)

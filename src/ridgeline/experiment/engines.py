@@ -1,7 +1,7 @@
 """The engines of a study: found by name, kept up between runs where that is possible.
 
-An engine that has to be started is started once for all runs of its configuration. How many stay
-up side by side decides whether runs can be interleaved; see `arrange`.
+An engine that has to be started is started once for all runs of its configuration, unless the plan
+wants turns. How many stay up side by side decides whether runs can be interleaved; see `arrange`.
 """
 
 import os
@@ -26,6 +26,10 @@ COLD_NOTE = "cold: the first load of a fresh engine, kept for itself and never c
 BLOCKS_NOTE = (
     "in blocks: not all engines are up side by side, so runs that are compared lie further apart"
     " in time than interleaved ones"
+)
+TURNS_NOTE = (
+    "in turns: not all engines are up side by side, so they are started anew in every round, whose"
+    " order is that of the last one reversed"
 )
 REPORTED = {  # of a cold run, beside the measured ones
     "output_tokens_per_s": ("throughput", "output_tokens_per_s"),
@@ -208,22 +212,31 @@ def _check_spec(spec: ExperimentSpec) -> None:
 class Arrangement:
     """Runs in the order in which they are done, and which engines are up side by side.
 
-    in_blocks: the order is not the plan's, because not all engines are up side by side.
+    in_blocks: the order is not the plan's, because not all engines are up side by side. in_turns:
+    they are not, and the order is the plan's all the same: engines are started anew.
     """
 
     runs: tuple[PlannedRun, ...]
     groups: tuple[tuple[Configuration, ...], ...]
     in_blocks: bool
+    in_turns: bool = False
 
 
-def arrange(runs: Sequence[PlannedRun]) -> Arrangement:
+def arrange(runs: Sequence[PlannedRun], turns: Sequence[Configuration] = ()) -> Arrangement:
     """Order runs so that no engine is started twice; raises BadInput when they cannot share.
 
     With `launch.resident` N, all engines stay up when there are at most N configurations, and the
     plan's order stays. Otherwise the first configuration (the baseline's) stays up, the others
     follow it in groups of N - 1; without `resident`, or with 1, one engine is up at a time.
+
+    turns: the configurations in the plan's order, the baseline's first, where engines are to be
+    started anew rather than runs moved. The plan's order (A B C, C B A, ...) then stays: the group
+    that ends a round begins the next one.
     """
     configurations = _distinct(runs)
+    if turns:  # what is left to do may begin with the last one
+        there = {repr(c) for c in configurations}
+        configurations = [c for c in turns if repr(c) in there]
     launch = configurations[0].launch if configurations else None
     places = (launch.resident if launch is not None else None) or 1
     if len(configurations) <= places:
@@ -236,6 +249,8 @@ def arrange(runs: Sequence[PlannedRun]) -> Arrangement:
         groups = [(first, *rest[i : i + size]) for i in range(0, len(rest), size)]
     for group in groups:
         _check_memory(group)
+    if turns:
+        return Arrangement(tuple(runs), tuple(groups), in_blocks=False, in_turns=len(groups) > 1)
     place = {repr(c): i for i, group in reversed(list(enumerate(groups))) for c in group}
     ordered = sorted(runs, key=lambda run: place[repr(run.configuration)])
     return Arrangement(tuple(ordered), tuple(groups), len(groups) > 1)
@@ -282,11 +297,12 @@ def _check_memory(group: Sequence[Configuration]) -> None:
 class Engines:
     """The engines of the runs to be done; close it, whatever happens.
 
-    `folder` is the study's: logs and cold runs go into folders of it.
+    `folder` is the study's: logs and cold runs go into folders of it. `turns`: see `arrange`.
     """
 
     engine_for: Callable[[str], Engine]
     folder: Path
+    turns: Sequence[Configuration] = ()
     _by_name: dict[str, Engine] = field(default_factory=dict)
     _arranged: dict[str, Arrangement] = field(default_factory=dict)
     _cold: dict[str, Mapping[str, object]] = field(default_factory=dict)
@@ -298,7 +314,7 @@ class Engines:
             mine = [run for run in runs if run.configuration.engine == name]
             engine = self._by_name[name] = self.engine_for(name)
             if isinstance(engine, KeepsEngines):
-                arranged = self._arranged[name] = arrange(mine)
+                arranged = self._arranged[name] = arrange(mine, self.turns)
                 launch = mine[0].configuration.launch
                 engine.expect(
                     arranged.groups,
@@ -314,6 +330,11 @@ class Engines:
     def in_blocks(self) -> bool:
         """True when runs that are compared are not interleaved."""
         return any(arranged.in_blocks for arranged in self._arranged.values())
+
+    @property
+    def in_turns(self) -> bool:
+        """True when engines are started anew so that runs that are compared are interleaved."""
+        return any(arranged.in_turns for arranged in self._arranged.values())
 
     def colds(self) -> list[PlannedRun]:
         """The cold runs to be expected: one for each configuration that is started."""

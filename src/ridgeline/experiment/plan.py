@@ -53,7 +53,11 @@ class PlannedExperiment:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a study measures. kind: "study" or "bench"; baseline None = nothing to compare."""
+    """All that a study measures. kind: "study" or "bench"; baseline None = nothing to compare.
+
+    turns: engines that do not all stay up side by side are started anew in every round, so that the
+    order stays; without it their runs are done in blocks, an engine's one after another.
+    """
 
     name: str
     kind: str
@@ -62,6 +66,7 @@ class Plan:
     slo: Slo = field(default_factory=Slo)
     repeats: int = 1
     endpoint: str = "chat"
+    turns: bool = False
 
     def experiment(self, name: str) -> PlannedExperiment:
         """The experiment of that name."""

@@ -23,7 +23,13 @@ from ridgeline.domain.errors import RunFailed
 from ridgeline.domain.run import SilentWatch, Watch
 from ridgeline.engines.base import Engine
 from ridgeline.experiment.budget import Budget
-from ridgeline.experiment.engines import BLOCKS_NOTE, COLD_NOTE, Engines, start_seconds
+from ridgeline.experiment.engines import (
+    BLOCKS_NOTE,
+    COLD_NOTE,
+    TURNS_NOTE,
+    Engines,
+    start_seconds,
+)
 from ridgeline.experiment.ledger import KEPT, begin_index, entry_of, split_runs
 from ridgeline.experiment.plan import Plan, PlannedRun, plan_runs
 from ridgeline.experiment.protocol import Calibrate, carry_out
@@ -130,7 +136,8 @@ def run_plan(
         book = _book(index, directory, watch, kept, calibrate)
         for note in notes:
             book.note(note)
-        engines = Engines(engine_for, directory.path)
+        turns = tuple(e.configuration for e in plan.experiments) if plan.turns else ()
+        engines = Engines(engine_for, directory.path, turns)
         with contextlib.closing(engines):
             budget = Budget(gpu_minutes, retries, longest_start_s=start_s)
             _do(todo, kept, book, engines, cores=cores or usable_cores(), budget=budget)
@@ -168,6 +175,8 @@ def _do(
     in_turn = engines.order([r for r in todo if r.configuration.engine != "twin"])
     if engines.in_blocks:
         book.note(BLOCKS_NOTE)
+    if engines.in_turns:
+        book.note(TURNS_NOTE)
     names = {run.run_id for run in todo}
     done = [run for run in kept if run.meta.run_id not in names]
     book.watch.planned([*in_pool, *engines.colds(), *in_turn], done)

@@ -128,12 +128,19 @@ def plan_words(session: Session) -> list[str]:
     return lines
 
 
+def _starts_words(reserve: budgeting.Reserve) -> str:
+    engines = f"the duel's {reserve.contenders} engines"
+    if reserve.starts <= reserve.contenders:
+        return f"for the starts of {engines}"
+    return f"for {reserve.starts} starts of {engines}, which take turns in every round"
+
+
 def budget_words(setting: Setting, limits: Limits, start_s: float) -> list[str]:
     """Where the budget goes, before any of it is spent; `start_s`: of an engine."""
     reserve = budgeting.reserve_of(setting, limits, start_s)
     parts = {
         "for the quality gate": reserve.gate_s,
-        f"for the starts of the duel's {reserve.contenders} engines": reserve.starts_s,
+        _starts_words(reserve): reserve.starts_s,
         f"for {reserve.rounds} rounds of it": reserve.rounds_s,
         "for the soak": reserve.soak_s,
     }

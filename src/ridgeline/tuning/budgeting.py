@@ -45,9 +45,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """What the search leaves, in GPU seconds: for the quality gate, for the starts of the duel's
+    """What the search leaves, in GPU seconds: for the quality gate, for the `starts` of the duel's
     engines, for its runs (`rounds` of `contenders`, the first loads of fresh engines with them) and
     for the soak. share: how much of that the budget really keeps, 1 = all of it.
+
+    Engines that do not all stay up side by side are started anew in every round
+    (`Setting.starts`).
     """
 
     gate_s: float
@@ -56,6 +59,7 @@ class Reserve:
     soak_s: float
     contenders: int
     rounds: int
+    starts: int
     share: float = 1.0
 
     @property
@@ -88,19 +92,19 @@ def reserve_of(setting: Setting, limits: Limits, start_s: float) -> Reserve:
     fits = least_s + _least_search_s(setting, start_s) <= limits.gpu_s
     kept_s = max(MOST_RESERVED * limits.gpu_s, least_s if fits else 0.0)
     share = min(1.0, kept_s / made.needed_s)
-    return Reserve(
-        made.gate_s, made.starts_s, made.rounds_s, made.soak_s, made.contenders, rounds, share
-    )  # fmt: skip
+    return replace(made, share=share)
 
 
 def _reserve(setting: Setting, start_s: float, finalists: int, rounds: int) -> Reserve:
     contenders = finalists + 1
+    starts = setting.starts(contenders, rounds)
     gpus = setting.gpus_for()
     run_s = setting.run_s(setting.workload.duration_s)
     return Reserve(
         gate_s=reserved_s(setting, start_s),
-        starts_s=gpus * setting.starting_s(start_s, contenders),
-        rounds_s=gpus * contenders * (rounds * run_s + setting.cold_s),
+        starts_s=gpus * setting.starting_s(start_s, contenders, rounds=rounds),
+        rounds_s=gpus * (contenders * rounds * run_s + starts * setting.cold_s),
+        starts=starts,
         soak_s=soak_s(setting, start_s, finalists),
         contenders=contenders,
         rounds=rounds,
@@ -112,7 +116,7 @@ def again_of(setting: Setting, start_s: float) -> Reserve:
     rounds and its soak. Where engines stay up side by side the finalist's and the baseline's are.
     """
     made = _reserve(setting, start_s, 1, PLAN.least)
-    return replace(made, starts_s=0.0) if setting.places > 1 else made
+    return replace(made, starts_s=0.0, starts=0) if setting.places > 1 else made
 
 
 def trial_s(setting: Setting, start_s: float) -> float:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ridgeline.tuning.dueling import PLAN, Duel
+from ridgeline.tuning.dueling import BLOCKS_WORDS, PLAN, Duel
 from ridgeline.tuning.objective import BETWEEN_RUNS, judge, over_limit
 from ridgeline.tuning.port import Expected
 from ridgeline.tuning.risk import risk_of
@@ -105,6 +105,9 @@ def _better(duel: Duel, ranked: list[Candidate], sure: list[Candidate]) -> Choic
         why += f" ({early})" if early else ""
         dead = [f"{c.words} {d}" for c in duel.candidates[1:] if (d := duel.died(c))]
         why += f" ({'; '.join(dead)})" if dead else ""
+        why += f" ({BLOCKS_WORDS})" if duel.in_blocks else ""
+        if duel.held < PLAN.least:
+            why += f" ({_short(duel.held)})"
         return Choice(baseline, False, why)
     first, instead = simplest(duel, perhaps)
     if duel.meets(baseline):
@@ -236,7 +239,12 @@ def _latency(duel: Duel, candidate: Candidate) -> tuple[float, float]:
 def _if_long_enough(
     duel: Duel, winner: Candidate, why: str, rounds: int, instead: tuple[str, ...]
 ) -> Choice:
+    if duel.in_blocks:
+        return Choice(winner, False, f"{why}; {BLOCKS_WORDS}", instead=instead)
     if rounds >= PLAN.least:
         return Choice(winner, True, why, instead=instead)
-    short = f"{why}; seen in {rounds} round{'s' * (rounds != 1)} only, at least {PLAN.least} tell"
-    return Choice(winner, False, short, instead=instead)
+    return Choice(winner, False, f"{why}; seen in {_short(rounds)}", instead=instead)
+
+
+def _short(rounds: int) -> str:
+    return f"{rounds} round{'s' * (rounds != 1)} only, at least {PLAN.least} tell"

@@ -39,6 +39,8 @@ class DuelPlan:
 
     error: allowed chance of any wrong "clearly". A duel has least to most rounds. known: the noise
     as the search saw it. aim: rounds that the budget holds, as was known before the first one.
+    in_blocks: each contender's runs were done one after another, so what the host did meanwhile
+    lies in the contender and not in the error: no pair has bounds, and none is told apart.
     """
 
     contenders: int
@@ -48,6 +50,7 @@ class DuelPlan:
     tie: float = 0.01
     known: Known | None = None
     aim: int | None = None
+    in_blocks: bool = False
 
     def level(self, rounds: int) -> float:
         """The share of `error` that one pair may use at the look after so many rounds.
@@ -193,7 +196,7 @@ def _look(
         math.log(a / b) for r in rounds if (a := r.get(one)) and (b := r.get(other)) and a > 0 < b
     ]
     n = len(steps)
-    if n < plan.least:
+    if n < plan.least or plan.in_blocks:
         delta = math.expm1(math.fsum(steps) / n) if n else None
         return Against(one, other, delta, None, None, "no clear difference", n)
     mean = math.fsum(steps) / n

@@ -14,6 +14,7 @@ from typing import Any
 from ridgeline.domain.errors import GIVEN_UP
 from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.summary import Summary
+from ridgeline.experiment.engines import BLOCKS_NOTE
 from ridgeline.experiment.plan import Plan, PlannedExperiment
 from ridgeline.experiment.protocol import Calibrate
 from ridgeline.experiment.runner import run_plan
@@ -40,6 +41,7 @@ AIM = "aim"  # the journal's line: rounds that the budget holds, before the firs
 FRESH_SEEDS = 1000  # added to the study's: no draw of the search comes again
 PLAN = DuelPlan(contenders=2)
 NO_CLEAR: Word = "no clear difference"
+BLOCKS_WORDS = "its engines ran one after another: what the host did meanwhile is not told apart"
 
 
 def names_of(candidates: Sequence[Candidate], before: int = 0) -> dict[str, str]:
@@ -79,21 +81,30 @@ class Duel:
     _deaths: dict[str, frozenset[int]] = field(default_factory=dict)  # rounds, by experiment
 
     def rounds_s(self, rounds: int, *, first: bool) -> float:
-        """GPU seconds of so many rounds, with the engine starts that they take.
+        """GPU seconds of so many rounds more, with the engine starts that they take.
 
-        Where not all engines stay up side by side, each pass over the contenders starts them anew.
-        A twin has no engine: in its rehearsal each counts as started once.
+        Where not all engines stay up side by side they take turns (`Setting.starts`), and the one
+        that begins is up if it has ended the last round. A twin has no engine: in its rehearsal
+        each counts as if it had.
         """
-        setting = self.setting
-        gpus, engines = setting.gpus_for(*self.candidates), len(self.candidates)
+        setting, due = self.setting, self._due()
+        gpus, engines = setting.gpus_for(*self.candidates), len(due)
         start_s = setting.first_start_s if self.start_s is None else self.start_s
-        up = 0 if setting.simulated else sum(map(self._is_up, self.candidates))
-        if engines <= setting.places and setting.simulated and not first:
-            up = engines
-        fresh = engines - up if engines <= setting.places else engines
-        starts_s = setting.starting_s(start_s, engines, up) + fresh * setting.cold_s
         run_s = setting.run_s(setting.workload.duration_s)
+        if engines <= setting.places:
+            up = (0 if first else engines) if setting.simulated else sum(map(self._is_up, due))
+            starts_s = setting.starting_s(start_s, engines, up) + (engines - up) * setting.cold_s
+        else:
+            begins = due[0] if (self.first + self.held) % 2 else due[-1]
+            up = not first if setting.simulated else self._is_up(begins)
+            starts_s = _turns_s(setting, start_s, engines, rounds + up)
+            starts_s -= up * _turns_s(setting, start_s, engines, 1)
         return gpus * (starts_s + engines * rounds * run_s)
+
+    def _due(self) -> list[Candidate]:
+        """Who is in the coming round: the baseline, and whoever is not out."""
+        out = self.standing().out - {0} if self.held else frozenset()
+        return [c for i, c in enumerate(self.candidates) if i not in out]
 
     def _is_up(self, candidate: Candidate) -> bool:
         return self.engines.is_up(self.setting.served(candidate))
@@ -101,27 +112,21 @@ class Duel:
     def fight(self, left_s: float) -> int:
         """Run rounds until it is decided, or `left_s` GPU seconds are used; returns those that
         have runs. Without a baseline that runs there is nothing to be paired with: it ends.
-
-        Engines that do not all stay up side by side are started once for the least rounds, or for
-        as many of them as the budget holds.
         """
         rounds = self._rounds_on_disk()
         self._take_aim(rounds, left_s)
         gpus = self.setting.gpus_for(*self.candidates)
-        together = len(self.candidates) <= self.setting.places
         begun, used_s, first = time.monotonic(), 0.0, True
         while not self.watch.stop_asked() and not self._is_over:
-            more = 1 if together else max(PLAN.least - rounds, 1)
-            costs = [self.rounds_s(n, first=first) for n in range(more, 0, -1)]
-            fits = [c for c in costs if used_s + c <= left_s]
-            if not fits:
+            cost_s = self.rounds_s(1, first=first)
+            if used_s + cost_s > left_s:
                 break
-            coming = rounds + more - costs.index(fits[0])
-            self._round(coming, left_s - used_s)
+            rounds += 1
+            self._round(rounds, left_s - used_s)
             wall_s = time.monotonic() - begun
-            spent = fits[0] if self.setting.simulated else wall_s * gpus
+            spent = cost_s if self.setting.simulated else wall_s * gpus
             self.journal.write("spent", gpu_s=spent, what="duel", at=time.time())
-            used_s, begun, first, rounds = used_s + spent, time.monotonic(), False, coming
+            used_s, begun, first = used_s + spent, time.monotonic(), False
             if self.held < rounds:
                 break  # the budget has refused every run of it
         return self.held
@@ -150,7 +155,13 @@ class Duel:
                 PLAN, contenders=len(self.candidates), known=known_of(told.history.trials),
                 aim=self._aim_in(told),
             )  # fmt: skip
-        return self._judging
+        return replace(self._judging, in_blocks=self.in_blocks)
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether a run of its own rounds was done in blocks, as duels once were: not in turns."""
+        own = (r for runs in self._runs.values() for n, r in runs.items() if n >= self.first)
+        return any(r.facts is not None and BLOCKS_NOTE in r.facts.notes for r in own)
 
     @property
     def held(self) -> int:
@@ -346,7 +357,8 @@ class Duel:
                                   since)
             )  # fmt: skip
         rounds += self.first - 1
-        return Plan(setting.study, KIND, BASELINE, tuple(made), setting.slo, rounds, setting.api)
+        return Plan(setting.study, KIND, BASELINE, tuple(made), setting.slo, rounds, setting.api,
+                    turns=True)  # fmt: skip
 
     def _with_earlier(self, plan: Plan) -> Plan:
         """With the finalists of earlier duels, whose runs stay in the study."""
@@ -389,9 +401,7 @@ class Duel:
         rounds = 0
         self._read(rounds)
         while rounds < PLAN.most:
-            out = self.standing().out - {0} if rounds else frozenset()
-            due = [c for i, c in enumerate(self.candidates) if i not in out]
-            if not all(self._is_ours(self._folder(c, rounds + 1)) for c in due):
+            if not all(self._is_ours(self._folder(c, rounds + 1)) for c in self._due()):
                 break
             rounds += 1
             self._read(rounds)
@@ -424,6 +434,12 @@ class Duel:
             self._served = {self._name(c): _wanted(self.setting.served(c)) for c in self.candidates}
         meta = read_run(folder).meta
         return _wanted(meta.configuration) == self._served.get(meta.experiment)
+
+
+def _turns_s(setting: Setting, start_s: float, engines: int, rounds: int) -> float:
+    """Seconds of the starts of so many rounds of turns, with the first loads of fresh engines."""
+    starts_s = setting.starting_s(start_s, engines, rounds=rounds)
+    return starts_s + setting.starts(engines, rounds) * setting.cold_s
 
 
 def _wanted(configuration: Configuration) -> tuple[Any, str]:

@@ -82,10 +82,24 @@ class Setting:
         """Seconds of one run on an engine that is up."""
         return self.workload.warmup_s + window_s + AROUND_S
 
-    def starting_s(self, start_s: float, engines: int, up: int = 0) -> float:
-        """Seconds until each of so many engines was up once, where one start takes `start_s`.
+    def starts(self, engines: int, rounds: int = 1) -> int:
+        """Engine starts of so many rounds of so many contenders, none of which is up.
 
-        `up` of them are already, which helps where all stay up side by side.
+        Where they do not all stay up side by side they take turns (A B C, C B A, ...): those that
+        end a round begin the next one, all others but the first (the baseline, where it has a place
+        of its own) are started anew.
+        """
+        places, rest = self.places, engines - 1
+        if engines <= places:
+            return engines
+        stays = 1 if places == 1 else rest % (places - 1) or places - 1
+        again = rest if places == 1 else rest - stays
+        return engines + max(rounds - 1, 0) * again
+
+    def starting_s(self, start_s: float, engines: int, up: int = 0, rounds: int = 1) -> float:
+        """Seconds that the starts of so many rounds take (`starts`), where one takes `start_s`.
+
+        `up` of the engines are already, which helps where all stay up side by side.
         """
         places, launch = self.places, self.configuration.launch
         side_by_side = launch is None or launch.start_together
@@ -93,8 +107,9 @@ class Setting:
             fresh = max(engines - up, 0)
             return start_s * (min(fresh, 1) if side_by_side else fresh)
         if places == 1 or not side_by_side:
-            return start_s * engines
-        return start_s * math.ceil((engines - 1) / (places - 1))  # the first one stays up
+            return start_s * self.starts(engines, rounds)
+        groups = math.ceil((engines - 1) / (places - 1))  # the first one stays up
+        return start_s * (groups + max(rounds - 1, 0) * (groups - 1))
 
     def gpus_for(self, *candidates: Candidate) -> int:
         """GPUs that are paid for while these are measured: at least the baseline's, which the host
