@@ -26,7 +26,8 @@ from ridgeline.tuning.outcome import TuneResult, read_result, write_result
 from ridgeline.tuning.session import Found
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.trial import Candidate
-from support.tunedengine import Listed, TunedEndpoint, TunedEngine, session, setting
+from support import tunedengine
+from support.tunedengine import Listed, TunedEndpoint, TunedEngine, session, setting, speed
 
 DUEL = 7 + dueling.FRESH_SEEDS  # the seed of the first round of all duels
 Slower = Callable[[int, int], float]
@@ -139,6 +140,46 @@ def test_it_does_not_go_on_where_the_budget_holds_no_trial_and_duel(tmp_path: Pa
     assert found.winner.change == {}
     assert not result.recommended
     assert result.ended.startswith("every finalist fell in the duel; the trials")
+
+
+def test_a_larger_budget_pairs_no_runs_of_another_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """101 slots are 1 % faster; on a host that has become 1.3 times as fast they are no 24 %."""
+    host = [1.0]
+    monkeypatch.setattr(
+        tunedengine, "speed", lambda configuration: speed(configuration) * host[0]
+    )  # fmt: skip
+    of = setting("ttft_p95_ms=500", finalists=1)
+    first, _ = tuned(tmp_path, seqs(99, 101), of=of, limits=Limits(trials=2), noise=0.002)
+    assert first.rounds >= 3
+    host[0] = 1.3
+    found, result = tuned(tmp_path, seqs(99, 101), of=of, limits=Limits(trials=3), noise=0.002)
+    assert [c.words for c in found.finalists] == ["max_num_seqs=101"]
+    assert found.duel is not None
+    claim = found.duel.claim(found.finalists[0])
+    assert claim is not None
+    assert claim.ratio == pytest.approx(1.01, abs=0.006)
+    begun = [run.meta.started_at for _, run in found.duel.runs()]
+    assert found.duel.first == first.rounds + 1
+    before = [run.meta.started_at for duel in found.before for _, run in duel.runs()]
+    assert len(before) == 2 * first.rounds, "what the first one measured is kept"
+    assert max(before) < min(begun)
+    told = read_journal(tmp_path / "tune.jsonl")
+    assert len(told.dueled) == len(before), "and known to the search"
+    assert told.fallen == ()
+    again, _ = tuned(tmp_path, seqs(99, 101), of=of, limits=Limits(trials=3), noise=0.002)
+    assert (again.winner, again.rounds) == (found.winner, found.rounds)
+    assert not any("no finalist is left" in note for note in result.notes)
+
+
+def test_a_finalist_of_two_duels_is_in_the_study_by_both_names(tmp_path: Path) -> None:
+    of = setting("ttft_p95_ms=500", finalists=1)
+    first, _ = tuned(tmp_path, seqs(160, 90), of=of, limits=Limits(trials=2))
+    found, _ = tuned(tmp_path, seqs(160, 90), of=of, limits=Limits(trials=3))
+    assert first.winner == found.winner == Candidate({"max_num_seqs": 160})
+    runs = set(StudyDirectory(tmp_path).index().runs)
+    assert {"finalist-1-r1", f"finalist-2-r{first.rounds + 1}"} <= runs
 
 
 def killed(folder: Path, at: int) -> int:

@@ -10,8 +10,8 @@ from ridgeline.experiment.ledger import begin_index
 from ridgeline.experiment.plan import plan_runs
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning.finalists import changes_of
-from ridgeline.tuning.goingon import BUDGET_ENDS, tell_fallen
-from ridgeline.tuning.journal import SCHEMA, Told
+from ridgeline.tuning.goingon import BUDGET_ENDS, leave_behind
+from ridgeline.tuning.journal import FALLEN, REOPENED, SCHEMA, Told
 from ridgeline.tuning.measuring import TRIALS
 from ridgeline.tuning.question import differences, question_of
 from ridgeline.tuning.question import told as told_differences
@@ -72,10 +72,8 @@ def _go_on(session: "Session", told: Told) -> None:
     if session.limits.holds_more_than(ended.get("budget")):
         duel = session.duel_of(changes_of(ended))
         duel.read()
-        if duel.fallen:  # who fell in it is known to have
-            tell_fallen(session.journal, duel, ended["estimates"])
-        else:
-            session.journal.write("reopened", at=time.time())
+        kind = FALLEN if duel.fallen else REOPENED  # who fell in it is known to have
+        leave_behind(session.journal, duel, ended["estimates"], kind)
         session.watch.told("the budget is larger than before: the search goes on")
 
 

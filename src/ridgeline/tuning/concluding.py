@@ -41,6 +41,7 @@ def conclude(
     duel = None
     if found.duel is not None:
         duel = found.duel.result(found.rounds, found.estimates)
+    fallen = [fallen_words(duel) for duel in found.before if duel.fallen]
     return TuneResult(
         study=setting.study,
         source="twin" if setting.simulated else "measured",
@@ -61,7 +62,7 @@ def conclude(
         certificate=certificate or {},
         quality=tuple(quality),
         judged=told.judged,
-        notes=(*told.notes, *map(fallen_words, found.fallen), *_drift(session, found), *notes),
+        notes=(*told.notes, *fallen, *_drift(session, found), *notes),
         nearest_miss=_nearest(told, found) if nearest is None else nearest.side.words,
         nearest=nearest,
         recommended=found.recommended,
@@ -72,7 +73,7 @@ def conclude(
 def _drift(session: Session, found: Found) -> tuple[str, ...]:
     if session.setting.simulated:
         return ()
-    duels = (*found.fallen, *(() if found.duel is None else (found.duel,)))
+    duels = (*found.before, *(() if found.duel is None else (found.duel,)))
     return drift_words(session.journal.told(), duels, session.folder / TRIALS)
 
 

@@ -58,9 +58,11 @@ def names_of(candidates: Sequence[Candidate], before: int = 0) -> dict[str, str]
 class Duel:
     """Runs it; see the module. The first of `candidates` is the baseline.
 
-    One that follows a duel in which every finalist fell counts its rounds from `first` on: pairs
+    One that the search went on to after another duel counts its rounds from `first` on: pairs
     are of its own rounds alone, as what the earlier ones had in common was another hour's, while
     the baseline's limits are judged by all of its runs. earlier: the finalists of those duels.
+    most: rounds that it may have; of one that another has followed those that it had, as the
+    baseline's rounds go on in the next one.
     """
 
     setting: Setting
@@ -75,6 +77,7 @@ class Duel:
     start_s: float | None = None
     first: int = 1
     earlier: tuple[Candidate, ...] = ()
+    most: int = PLAN.most
     _judging: DuelPlan | None = None
     _runs: dict[str, dict[int, StoredRun]] = field(default_factory=dict)
     _served: dict[str, tuple[Any, str]] = field(default_factory=dict)
@@ -361,14 +364,15 @@ class Duel:
                     turns=True)  # fmt: skip
 
     def _with_earlier(self, plan: Plan) -> Plan:
-        """With the finalists of earlier duels, whose runs stay in the study."""
-        names = names_of((Candidate(), *self.earlier))
+        """With the finalists of earlier duels, whose runs stay in the study; one of several duels
+        has several names.
+        """
         load = plan.experiments[0].workload
-        fallen = tuple(
-            PlannedExperiment(names[c.words], self.setting.served(c), load, c.words)
-            for c in self.earlier
+        earlier = tuple(
+            PlannedExperiment(f"finalist-{i}", self.setting.served(c), load, c.words)
+            for i, c in enumerate(self.earlier, 1)
         )
-        return replace(plan, experiments=(*plan.experiments, *fallen))
+        return replace(plan, experiments=(*plan.experiments, *earlier))
 
     def _round(self, rounds: int, left_s: float) -> None:
         """Everything up to that round; what is there is not measured again."""
@@ -391,7 +395,9 @@ class Duel:
     def read_begun(self) -> int:
         """As `read`, with rounds that a kill has cut short; returns the last one that was begun."""
         begun = self._rounds_on_disk()
-        while any(self._is_ours(self._folder(c, begun + 1)) for c in self.candidates):
+        while begun < self.most and any(
+            self._is_ours(self._folder(c, begun + 1)) for c in self.candidates
+        ):
             begun += 1
         self._read(begun)
         return begun
@@ -400,7 +406,7 @@ class Duel:
         """Whole rounds from before the process was killed."""
         rounds = 0
         self._read(rounds)
-        while rounds < PLAN.most:
+        while rounds < self.most:
             if not all(self._is_ours(self._folder(c, rounds + 1)) for c in self._due()):
                 break
             rounds += 1
@@ -419,7 +425,7 @@ class Duel:
             folders = {before + n: self._folder(candidate, n) for n in range(since, rounds + 1)}
             self._runs[name] = {n: read_run(f) for n, f in folders.items() if self._is_ours(f)}
             # Also of a round that a kill has cut short: it is not measured again.
-            there = {before + n: self._folder(candidate, n) for n in range(since, PLAN.most + 1)}
+            there = {before + n: self._folder(candidate, n) for n in range(since, self.most + 1)}
             self._deaths[name] = frozenset(
                 n for n, f in there.items() if self._is_ours(f) and _has_died(read_run(f))
             )

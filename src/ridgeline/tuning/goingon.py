@@ -1,34 +1,35 @@
-"""A duel in which every finalist fell: what it told is kept, and the search goes on if that pays.
+"""A duel that the search goes on after: what it told is kept, and the next one begins anew.
 
-A finalist falls where it misses a target by its intervals, or dies. Its runs are then known to the
-search like trials, the baseline's too, and the next duel has rounds of its own (`dueling`).
+It goes on where every finalist fell and the budget holds more, and where the same tuning is begun
+again with a larger budget. A finalist falls where it misses a target by its intervals, or dies. All
+runs of such a duel are known to the search like trials, the baseline's too, and the next duel has
+rounds of its own (`dueling`): in a round of both the baseline's run would be of another hour.
 """
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from ridgeline.store.codec import to_plain
 from ridgeline.tuning import budgeting
 from ridgeline.tuning.budgeting import Limits
 from ridgeline.tuning.dueling import Duel
-from ridgeline.tuning.finalists import changes_of
 from ridgeline.tuning.journal import FALLEN, Told, TuneJournal, finite
 from ridgeline.tuning.judging import trial_of
 from ridgeline.tuning.setting import Setting
-from ridgeline.tuning.trial import Candidate, Trial
+from ridgeline.tuning.trial import Trial
 
 TRIALS_USED, BUDGET_USED = "the trials of its budget are used", "its budget is used"
 BUDGET_ENDS = (TRIALS_USED, BUDGET_USED)  # a larger budget goes on where the search ended so
 
 
-def tell_fallen(
-    journal: TuneJournal, duel: Duel, estimates: Mapping[str, float]
+def leave_behind(
+    journal: TuneJournal, duel: Duel, estimates: Mapping[str, float], kind: str = FALLEN
 ) -> tuple[Trial, ...]:
-    """Keep a fallen duel in the journal, which opens the search again; returns its runs as trials.
+    """Keep a duel in the journal, which opens the search again; returns its runs as trials.
 
-    One line, so that whatever ends the process it is either all known or not at all, and then found
-    to have fallen again by the runs on the disk.
+    kind: `FALLEN`, whose finalists are in no other duel, or `REOPENED`. One line, so that whatever
+    ends the process it is either all known or not at all, and then found again by the runs on the
+    disk.
     """
     told, rounds = journal.told(), duel.read_begun()  # no round of the next duel has a run yet
     number = max((t.number for t in (*told.trials, *told.dueled)), default=0)
@@ -38,7 +39,7 @@ def tell_fallen(
         if made is not None:  # its time is booked as the duel's
             number, trials = number + 1, [*trials, made]
     journal.write(
-        FALLEN,
+        kind,
         changes=[dict(c.change) for c in duel.candidates[1:]],
         estimates=dict(estimates),
         rounds=rounds,
@@ -92,8 +93,3 @@ def ended_words(ended: str, limits: Limits, told: Told, rest: str = "") -> str:
         f"its share of the budget is used ({left_s / 60:.1f} of {limits.gpu_s / 60:g} GPU minutes"
         " were left at the end: duel and soak took less than was kept for them)"
     )
-
-
-def fallen_of(told: Told) -> list[tuple[tuple[Candidate, ...], Mapping[str, Any]]]:
-    """The fallen duels' finalists, with their lines."""
-    return [(changes_of(line), line) for line in told.fallen]

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ from ridgeline.tuning.trial import Candidate, History, Trial
 
 JOURNAL = "tune.jsonl"
 FALLEN = "fallen"  # the line of a duel in which every finalist fell
+REOPENED = "reopened"  # that of a duel which a search with a larger budget leaves behind
 SCHEMA = 1
 
 
@@ -49,9 +51,9 @@ class Told:
     those of what is no trial (duel, thinking, quality); `unbooked_s`: of trials whose question is
     not booked yet. `held_s`: of a question that is measured side by side, until the last change of
     `held_gpus`, which it holds since. `start_s`, `longest_start_s`: of an engine, the last and the
-    longest. `judged`: candidates that are not exact. `fallen`: the lines of duels in which every
-    finalist fell, `dueled` their runs as trials. `last_at`: when the last line was written up
-    to which all GPU time is accounted for.
+    longest. `judged`: candidates that are not exact. `before`: the lines of duels that the search
+    went on after, by their `kind`, `dueled` their runs as trials. `last_at`: when the last line was
+    written up to which all GPU time is accounted for.
     """
 
     fingerprint: str | None = None
@@ -70,7 +72,7 @@ class Told:
     longest_start_s: float | None = None
     notes: tuple[str, ...] = ()
     judged: tuple[Judged, ...] = ()
-    fallen: tuple[Mapping[str, Any], ...] = ()
+    before: tuple[Mapping[str, Any], ...] = ()
     dueled: tuple[Trial, ...] = ()
     last_at: float = 0.0
 
@@ -84,6 +86,11 @@ class Told:
             for n in range(a.first, a.first + len(a.candidates))
         }
         return History(tuple(t for t in self.trials if t.number in searched))
+
+    @property
+    def fallen(self) -> tuple[Mapping[str, Any], ...]:
+        """Of the duels that the search went on after those in which every finalist fell."""
+        return tuple(line for line in self.before if line["kind"] == FALLEN)
 
     @property
     def known(self) -> History:
@@ -240,12 +247,13 @@ def _scaled(trial: Trial, factor: float) -> Trial:
     return replace(trial, value=value, low=low, high=high)
 
 
-def _fallen(told: Told, body: dict[str, Any], where: str) -> Told:
+def _left_behind(told: Told, body: dict[str, Any], where: str, kind: str) -> Told:
     """It opens the search again; the runs of its contenders are known to it."""
-    made = [from_plain(Trial, _infinite(t), where) for t in body.pop("trials")]
+    made = [from_plain(Trial, _infinite(t), where) for t in body.pop("trials", ())]
     trials = tuple(replace(t, candidate=_as_made(t.candidate)) for t in made)
     phases = {k: v for k, v in told.phases.items() if k != "finalists"}
-    return replace(told, phases=phases, fallen=(*told.fallen, body), dueled=(*told.dueled, *trials))
+    before = (*told.before, {**body, "kind": kind}) if body.get("rounds") else told.before
+    return replace(told, phases=phases, before=before, dueled=(*told.dueled, *trials))
 
 
 def _asked(told: Told, body: dict[str, Any], where: str) -> Told:
@@ -298,10 +306,8 @@ _READERS: Mapping[str, Callable[[Told, dict[str, Any], str], Told]] = {
     "priced": _priced,
     "note": _note,
     "judged": _judged,
-    FALLEN: _fallen,
-    "reopened": lambda told, _, __: replace(
-        told, phases={k: v for k, v in told.phases.items() if k != "finalists"}
-    ),
+    FALLEN: partial(_left_behind, kind=FALLEN),
+    REOPENED: partial(_left_behind, kind=REOPENED),
     "bound": lambda told, body, _: replace(
         told, bounds={**told.bounds, body["run"]: body["bound"]}
     ),

@@ -33,7 +33,7 @@ from ridgeline.tuning.goingon import (
     TRIALS_USED,
     cannot_go_on,
     fallen_words,
-    tell_fallen,
+    leave_behind,
 )
 from ridgeline.tuning.journal import Asked, Told, TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
@@ -56,8 +56,8 @@ THINKING_S = 0.5
 class Found:
     """What a session came to; `complete` False: the user stopped it. recommended False: nothing
     is, not even the baseline (it does not run, nothing was measured, or nothing was shown to meet
-    the targets). fallen: earlier duels in which every finalist fell; rest: why the search did not
-    go on after the last one of that kind, "" where nothing asked for it.
+    the targets). before: earlier duels, which the search went on after; rest: why it did not
+    go on after one in which every finalist fell, "" where nothing asked for it.
     """
 
     told: Told
@@ -72,12 +72,12 @@ class Found:
     why: str = ""
     soak: tuple[Soaked, ...] = ()
     recommended: bool = True
-    fallen: tuple[Duel, ...] = ()
+    before: tuple[Duel, ...] = ()
     rest: str = ""
 
     def duel_with(self, candidate: Candidate) -> Duel | None:
         """The last duel that has valid runs of it; None without one."""
-        duels = (*self.fallen, *(() if self.duel is None else (self.duel,)))
+        duels = (*self.before, *(() if self.duel is None else (self.duel,)))
         return next(
             (d for d in reversed(duels) if candidate in d.candidates and d.summaries(candidate)),
             None,
@@ -148,25 +148,26 @@ class Session:
         rest = cannot_go_on(self.setting, self.limits, told, start_s, others=bool(others))
         if rest is not None:
             return rest
-        trials = tell_fallen(self.journal, duel, estimates)
+        trials = leave_behind(self.journal, duel, estimates)
         self.watch.told(f"{fallen_words(duel)}: the search goes on")
         self._learn(trials, self.folder)
         return None
 
     def _of_last_duel(self, found: Found) -> Found:
-        """With the duels in which every finalist fell; the last one stands where none followed."""
+        """With the duels before it; the last of them stands where none followed."""
         told = self.journal.told()
-        fallen = []
-        for i, line in enumerate(told.fallen):
-            duel = self.duel_of(changes_of(line), told.fallen[:i])
-            duel.read()
-            fallen.append(duel)
-        if (found.duel is not None and found.duel.held) or not fallen:
+        before = []
+        for i, line in enumerate(told.before):
+            duel = self.duel_of(changes_of(line), told.before[:i])
+            duel.most = line["rounds"]
+            duel.read_begun()
+            before.append(duel)
+        if (found.duel is not None and found.duel.held) or not before:
             held = found.duel if found.finalists else None
-            return replace(found, told=told, duel=held, fallen=tuple(fallen))
-        last, line = fallen[-1], told.fallen[-1]
+            return replace(found, told=told, duel=held, before=tuple(before))
+        last, line = before[-1], told.before[-1]
         return replace(
-            found, told=told, duel=last, rounds=last.held, fallen=tuple(fallen[:-1]),
+            found, told=told, duel=last, rounds=last.held, before=tuple(before[:-1]),
             finalists=last.candidates[1:], estimates=dict(line["estimates"]),
         )  # fmt: skip
 
@@ -344,10 +345,10 @@ class Session:
     def duel_of(
         self, finalists: tuple[Candidate, ...], after: Sequence[Mapping[str, Any]] | None = None
     ) -> Duel:
-        """The duel of these; `after`: the lines of those in which every finalist fell, by itself
+        """The duel of these; `after`: the lines of those that the search went on after, by itself
         all that there were.
         """
-        lines = self.journal.told().fallen if after is None else after
+        lines = self.journal.told().before if after is None else after
         return Duel(
             self.setting, self.folder, self.engines, self.journal, self.watch,
             (Candidate(), *finalists), self.command, self.study_text, self.calibrate,
