@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ridgeline.tuning.dueling import BLOCKS_WORDS, PLAN, Duel
+from ridgeline.tuning.meeting import LEAST
 from ridgeline.tuning.objective import BETWEEN_RUNS, judge, over_limit
 from ridgeline.tuning.port import Expected
 from ridgeline.tuning.risk import risk_of
@@ -12,6 +13,7 @@ from ridgeline.tuning.trial import Candidate
 
 SAME = 0.002  # relative: a twin whose figures differ by less says that nothing is changed
 NONE_MEETS = "no configuration meets the targets"
+ONE_ROUND = "no clear winner: one round of the duel decides nothing"
 NO_DUEL = "no duel was held: its budget is used"
 
 
@@ -88,6 +90,8 @@ def _better(duel: Duel, ranked: list[Candidate], sure: list[Candidate]) -> Choic
     or, where it is not shown to meet them, what is, unless that seems to be worth less.
     """
     baseline = duel.candidates[0]
+    if duel.held < LEAST:
+        return Choice(baseline, False, ONE_ROUND)
     clear = [c for c in sure if duel.beats(c, baseline)]
     if clear:
         first, instead = simplest(duel, clear)

@@ -26,6 +26,7 @@ from typing import Literal
 
 from ridgeline.experiment.statistics import t_quantile
 from ridgeline.tuning.blocks import MOST_FOR_ONE, Known, Noise, noise_of
+from ridgeline.tuning.meeting import LEAST
 
 Word = Literal["clearly better", "clearly worse", "equal", "no clear difference"]
 NOISE = 0.1  # of a run, by which rounds are weighed: what hosts were seen to have
@@ -41,6 +42,7 @@ class DuelPlan:
     as the search saw it. aim: rounds that the budget holds, as was known before the first one.
     in_blocks: each contender's runs were done one after another, so what the host did meanwhile
     lies in the contender and not in the error: no pair has bounds, and none is told apart.
+    missed: allowed chance, over all looks, that what is just at a limit is called missed.
     """
 
     contenders: int
@@ -51,6 +53,7 @@ class DuelPlan:
     known: Known | None = None
     aim: int | None = None
     in_blocks: bool = False
+    missed: float = 0.025
 
     def level(self, rounds: int) -> float:
         """The share of `error` that one pair may use at the look after so many rounds.
@@ -58,11 +61,22 @@ class DuelPlan:
         Looks up to `aim` share `AIMED` of it, those beyond it the rest: a budget that holds three
         rounds would else keep nine tenths for looks that never come.
         """
+        pairs = self.contenders * (self.contenders - 1) // 2
+        return self.error / pairs * self._part(rounds, self.least)
+
+    def missing(self, rounds: int) -> float:
+        """The share of `missed` for one limit at the look after so many rounds, one-sided: limits
+        are looked at from `LEAST` rounds on, and at any look a finalist may be out for good.
+        """
+        return self.missed * self._part(min(max(rounds, LEAST), self.most), LEAST)
+
+    def _part(self, rounds: int, since: int) -> float:
+        """Of an error that is spent on the looks after `since` rounds and later ones."""
         aim = self.most if self.aim is None else min(max(self.aim, self.least), self.most)
-        within, pairs = rounds <= aim, self.contenders * (self.contenders - 1) // 2
-        looks = range(self.least, aim + 1) if within else range(aim + 1, self.most + 1)
+        within = rounds <= aim
+        looks = range(since, aim + 1) if within else range(aim + 1, self.most + 1)
         part = 1.0 if aim == self.most else AIMED if within else 1 - AIMED
-        return self.error / pairs * part * rounds / sum(looks)
+        return part * rounds / sum(looks)
 
     def tells(self, rounds: int, noise: float) -> float:
         """The relative difference from which a pair is told apart after so many rounds of all.

@@ -27,7 +27,7 @@ from ridgeline.tuning.claims import NONE, Claim, claim_of, value_of_each
 from ridgeline.tuning.duel import Against, DuelPlan, DuelState, Round, Word, last_look, stand
 from ridgeline.tuning.journal import Told, TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
-from ridgeline.tuning.meeting import judge_together
+from ridgeline.tuning.meeting import LEAST, judge_together
 from ridgeline.tuning.objective import value_of
 from ridgeline.tuning.outcome import Duelist, DuelResult
 from ridgeline.tuning.setting import Setting
@@ -59,8 +59,9 @@ class Duel:
     """Runs it; see the module. The first of `candidates` is the baseline.
 
     One that the search went on to after another duel counts its rounds from `first` on: pairs
-    are of its own rounds alone, as what the earlier ones had in common was another hour's, while
-    the baseline's limits are judged by all of its runs. earlier: the finalists of those duels.
+    are of its own rounds alone, as what the earlier ones had in common was another hour's, and so
+    are limits: a baseline that is judged by another hour than the finalists would seem to be better
+    or worse than they are. earlier: the finalists of those duels.
     most: rounds that it may have; of one that another has followed those that it had, as the
     baseline's rounds go on in the next one.
     """
@@ -276,21 +277,39 @@ class Duel:
         return math.exp(sum(logs) / len(logs)) if logs else None
 
     def meets(self, candidate: Candidate) -> bool | None:
-        """Whether its valid runs meet every target; None = not known, or no run."""
+        """Whether its valid runs meet every target; None = not known, or fewer than two runs."""
         return {"feasible": True, "infeasible": False}.get(self.judged(candidate)[0])
 
     def judged(self, candidate: Candidate) -> tuple[State, tuple[Miss, ...]]:
-        """Its state and each limit, by the noise that all contenders show; void without a run."""
-        runs = [self.summaries(c) for c in self.candidates]
-        which = self.candidates.index(candidate)
-        return judge_together(runs, which) if runs[which] else ("void", ())
+        """Its state and each limit, by the noise that all contenders show; void without a run.
+
+        A finalist that missed one at some look has missed it: it was measured no more. The baseline
+        is measured on, and judged by the last look.
+        """
+        runs, which = self._summaries_of_all(), self.candidates.index(candidate)
+        if not runs[which]:
+            return "void", ()
+        last = max(n for own in runs for n in own)
+        for seen in range(LEAST, last) if candidate.change else ():
+            until = [{n: s for n, s in own.items() if n <= seen} for own in runs]
+            found = (
+                judge_together(until, which, self.judging.missing(seen)) if until[which] else None
+            )
+            if found is not None and found[0] == "infeasible":
+                return found
+        return judge_together(runs, which, self.judging.missing(last))
+
+    def _summaries_of_all(self) -> list[dict[int, Summary]]:
+        """Of each contender its valid runs by round, its first round 1."""
+        found = (self.summaries(c) for c in self.candidates)
+        return [{n - self.first + 1: s for n, s in own.items()} for own in found]
 
     def runs_to_decide(self, candidate: Candidate) -> dict[str, int | None]:
         """Its open limits on latencies: of how many runs in all each would be decided; None: of
         more than a duel has.
         """
-        runs, which = [self.summaries(c) for c in self.candidates], self.candidates.index(candidate)
-        return runs_to_decide(runs, which, PLAN.most + self.first - 1)
+        which = self.candidates.index(candidate)
+        return runs_to_decide(self._summaries_of_all(), which, self.judging)
 
     def result(self, rounds: int, estimates: Mapping[str, float]) -> DuelResult:
         """What came of it; `estimates`: the search's, by a candidate's words."""
@@ -421,10 +440,11 @@ class Duel:
         before = self.first - 1
         for candidate in self.candidates:
             name = self._name(candidate)
-            since = 1 - before if not candidate.change else 1  # the baseline was in all of them
-            folders = {before + n: self._folder(candidate, n) for n in range(since, rounds + 1)}
+            folders = {before + n: self._folder(candidate, n) for n in range(1, rounds + 1)}
             self._runs[name] = {n: read_run(f) for n, f in folders.items() if self._is_ours(f)}
-            # Also of a round that a kill has cut short: it is not measured again.
+            # Also of a round that a kill has cut short: it is not measured again. And the baseline
+            # was in the earlier duels, where it may have died.
+            since = 1 if candidate.change else 1 - before
             there = {before + n: self._folder(candidate, n) for n in range(since, self.most + 1)}
             self._deaths[name] = frozenset(
                 n for n, f in there.items() if self._is_ours(f) and _has_died(read_run(f))

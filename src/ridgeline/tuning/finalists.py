@@ -10,6 +10,7 @@ from typing import Any
 from ridgeline.domain.errors import GIVEN_UP
 from ridgeline.tuning.dueling import Duel
 from ridgeline.tuning.journal import Told
+from ridgeline.tuning.meeting import LEAST
 from ridgeline.tuning.objective import over_limit
 from ridgeline.tuning.trial import Candidate, History, Trial
 
@@ -27,14 +28,15 @@ def contenders(
     """Measured changes of the baseline that may go into a duel, the best first.
 
     standings: the search's own. fallen: keys of those that missed a target or died in an earlier
-    duel. Where no trial meets every limit for sure, near misses follow, the nearest first.
+    duel. Where no trial of the others meets every limit for sure, near misses follow, the nearest
+    first.
     """
     found = [
         (c, value)
         for c, value in standings
         if c.change and c.key not in fallen and may_win(history.of(c))
     ]
-    if any(t.state == "feasible" for t in history.trials):
+    if any(t.state == "feasible" and t.candidate.key not in fallen for t in history.trials):
         return found
     named = {c.key for c, _ in found} | set(fallen)
     return found + [pair for pair in near_misses(history) if pair[0].key not in named]
@@ -79,10 +81,10 @@ def crashed(trial: Trial) -> bool:
 
 def baseline_stays(told: Told, duel: Duel | None) -> bool:
     """Whether the baseline may stay: it runs, and does not miss the targets, by its runs in the
-    duel, else by its latest trial with a figure.
+    duel where these can tell, else by its latest trial with a figure.
     """
     baseline = Candidate()
-    if duel is not None and duel.value(baseline):
+    if duel is not None and len(duel.summaries(baseline)) >= LEAST:
         return duel.meets(baseline) is not False
     trials = told.history.of(baseline)
     if not trials or any(t.state == "refused" or crashed(t) for t in trials):

@@ -10,6 +10,10 @@ here, while it cancels in a pair: log value = round + contender + error with ran
 estimates the variance of one run of one contender without bias (c contenders; Searle, Casella and
 McCulloch, Variance Components, 1992, ch. 4), with Satterthwaite's degrees of freedom (Biometrics
 Bulletin 2, 1946). On a host that drifts MS_rounds is large and has few of them: less is shown.
+
+One round decides nothing: what an hour does to all of its runs is in no run's own interval. A limit
+may be looked at after every round, and who is called missed at one look is measured no more, so the
+caller says which part of the error a look may use for that (`DuelPlan.missing`).
 """
 
 import math
@@ -26,8 +30,9 @@ from ridgeline.tuning.blocks import table, two_way
 from ridgeline.tuning.objective import judge
 from ridgeline.tuning.trial import Miss, State
 
-SURE = 0.95  # two-sided: 2.5 % of limits that are just missed are called met, and the reverse
-LEAST = 2  # rounds with a value, of a contender that is judged so
+SURE = 0.95  # two-sided: 2.5 % of limits that are just missed are called met
+TAIL = (1 - SURE) / 2
+LEAST = 2  # rounds with a value, of a contender that is judged
 OWN = 0.9  # a contender whose runs scatter more than the others' would in 9 of 10 has its own noise
 
 Runs = Mapping[int, Summary]  # valid runs by round
@@ -57,13 +62,13 @@ class Mean:
         """Of one run alone, with a noise (0.1 = 10 %) that is taken for it."""
         return Mean(math.log(value), 1, Spread(noise**2, 0.0), float(contenders))
 
-    def half(self, runs: int | None = None) -> float:
+    def half(self, runs: int | None = None, tail: float = TAIL) -> float:
         """Half-width (log) of its interval now; after so many runs in all (2 or more), if they go
-        on as they did.
+        on as they did. tail: the chance that it leaves out on one side.
         """
         count = self.runs if runs is None else runs
         freedom = self.freedom_each * (count - 1)
-        return t_quantile(freedom, (1 + SURE) / 2) * math.sqrt(self.spread.variance / count)
+        return t_quantile(freedom, 1 - tail) * math.sqrt(self.spread.variance / count)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -71,34 +76,57 @@ class Mean:
         return math.exp(self.log - self.half()), math.exp(self.log + self.half())
 
 
-def judge_together(contenders: Sequence[Runs], which: int) -> tuple[State, tuple[Miss, ...]]:
+def judge_together(
+    contenders: Sequence[Runs], which: int, missing: float = TAIL
+) -> tuple[State, tuple[Miss, ...]]:
     """The state of one contender and each of its limits, by the runs of all of them.
 
     contenders: of the duel, each with its valid runs by round; `which` has at least one. A limit
     on a latency is met when the upper bound of the mean over rounds is, and every run of it was;
-    missed when the lower bound is. Other limits, and those of a contender with fewer than `LEAST`
-    runs, are judged as `objective.judge` does.
+    missed when the lower bound is, which leaves out `missing` on its side. Other limits are judged
+    as `objective.judge` does. With fewer than `LEAST` runs nothing is met or missed.
     """
     own = contenders[which]
     state, limits = judge(merge(list(own.values())))
     if state == "void":
         return state, limits
-    found = tuple(_judged(contenders, which, n, miss) for n, miss in enumerate(limits))
+    if limits and len(own) < LEAST:
+        return "unsure", tuple(replace(miss, met=None) for miss in limits)
+    found = tuple(_judged(contenders, which, n, miss, missing) for n, miss in enumerate(limits))
     if any(miss.met is False for miss in found):
         return "infeasible", found
     return ("feasible" if all(miss.met for miss in found) else "unsure"), found
 
 
-def _judged(contenders: Sequence[Runs], which: int, number: int, miss: Miss) -> Miss:
+def _judged(
+    contenders: Sequence[Runs], which: int, number: int, miss: Miss, missing: float
+) -> Miss:
     """The limit with that number in the study, by all runs' figures for it."""
-    if miss.key in SHARE_KEYS or miss.value is None or not math.isfinite(miss.value):
+    if miss.value is None or not math.isfinite(miss.value):
         return miss
+    if miss.key in SHARE_KEYS:
+        return _share(miss, len(contenders[which]), missing)
     mean = mean_of_runs(contenders, which, number)
     if mean is None:
         return miss
-    low, high = min(mean.bounds[0], miss.value), max(mean.bounds[1], miss.value)
+    least = math.exp(mean.log - mean.half(tail=missing))
+    low, high = min(least, miss.value), max(mean.bounds[1], miss.value)
     met = True if high <= miss.limit else False if low > miss.limit else None
     return replace(miss, low=low, high=high, met=met)
+
+
+def _share(miss: Miss, runs: int, missing: float) -> Miss:
+    """A share that is missed by its interval over so many runs (Student's t), drawn as wide as the
+    look asks for on the side of missing it.
+    """
+    end = miss.high if miss.key == "attainment" else miss.low
+    if miss.met is not False or end is None or miss.value is None:
+        return miss
+    wider = t_quantile(runs - 1, 1 - missing) / t_quantile(runs - 1, 1 - TAIL)
+    end = min(max(miss.value + (end - miss.value) * max(wider, 1.0), 0.0), 1.0)
+    if miss.key == "attainment":
+        return replace(miss, high=end, met=False if end < miss.limit else None)
+    return replace(miss, low=end, met=False if end > miss.limit else None)
 
 
 def mean_of_runs(contenders: Sequence[Runs], which: int, number: int) -> Mean | None:
