@@ -28,7 +28,7 @@ from ridgeline.tuning.assembling import standings_of
 from ridgeline.tuning.choosing import choose
 from ridgeline.tuning.dueling import Duel
 from ridgeline.tuning.goingon import BUDGET_USED
-from ridgeline.tuning.journal import Asked, Told
+from ridgeline.tuning.journal import AIM, Asked, Told
 from ridgeline.tuning.search import Search
 from ridgeline.tuning.session import Session
 from ridgeline.tuning.setting import Setting
@@ -178,12 +178,15 @@ class _Quiet:
     history: History = field(default_factory=History)
     used_s: float = 0.0
     phases: dict[str, Any] = field(default_factory=dict)
+    aims: tuple[Mapping[str, Any], ...] = ()
 
     def write(self, kind: str, **fields: Any) -> None:
         """A line of the journal."""
         if kind == "spent":
             self.used_s += float(fields["gpu_s"])
         self.phases[kind] = fields
+        if kind == AIM:
+            self.aims = (*self.aims, fields)
 
     def told(self, text: str | None = None) -> Told:
         """What the journal tells; a text is the display's, and goes nowhere."""
@@ -191,7 +194,7 @@ class _Quiet:
         all_of_them = Asked(
             1, tuple(t.candidate for t in trials), 0.0, ("",) * len(trials), "search", 0.0
         )
-        return Told(trials=trials, asked=(all_of_them,), phases=self.phases)
+        return Told(trials=trials, asked=(all_of_them,), aims=self.aims)
 
     def stop_asked(self) -> bool:
         """Nobody does."""

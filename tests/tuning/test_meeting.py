@@ -8,9 +8,9 @@ import pytest
 from benchmarks.tuning.ending import ReplayDuel, _run, setting_of
 from benchmarks.tuning.ground import ReplayGround
 from benchmarks.tuning.settings import SETTINGS
-from ridgeline.tuning import dueling
 from ridgeline.tuning.choosing import choose
 from ridgeline.tuning.finalists import contenders
+from ridgeline.tuning.journal import AIM
 from ridgeline.tuning.meeting import mean_bounds
 from ridgeline.tuning.trial import Candidate, History, Miss, State, Trial
 
@@ -31,7 +31,7 @@ def fought(*runs: tuple[Candidate, list[float], list[float]], aim: int | None = 
             for n, (value, itl) in enumerate(zip(values, latencies, strict=True), 1)
         }
     if aim is not None:
-        duel.quiet.write(dueling.AIM, rounds=aim, of=[c.words for c in duel.candidates])
+        duel.quiet.write(AIM, rounds=aim, of=[c.words for c in duel.candidates])
     return duel
 
 

@@ -16,6 +16,7 @@ from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.records import RecordSink, RequestRecord
 from ridgeline.domain.run import RunFacts, Watch
 from ridgeline.engines.base import DrivePlan, Endpoint
+from ridgeline.store.codec import to_plain
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning import dueling
 from ridgeline.tuning.budgeting import Limits
@@ -124,6 +125,12 @@ def test_the_search_goes_on_when_every_finalist_falls_and_money_is_left(tmp_path
     kept = {"baseline-r1", "finalist-1-r1", f"finalist-2-r{first}"}
     assert kept <= set(runs), "all of it is kept"
     assert f"finalist-2-r{first - 1}" not in runs, "its rounds are its own"
+    (former,) = found.before
+    line = told.aims[0]
+    assert len(told.aims) == 2
+    assert former.judging.aim == line["rounds"], "it is judged as it was when it was held"
+    known = None if former.judging.known is None else to_plain(former.judging.known)
+    assert known == line["known"]
     assert found.duel is not None
     claim = found.duel.claim(found.winner)
     assert claim is not None

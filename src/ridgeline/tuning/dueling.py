@@ -22,10 +22,10 @@ from ridgeline.experiment.statistics import merge
 from ridgeline.store.codec import to_plain
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
 from ridgeline.store.study_directory import StudyDirectory
-from ridgeline.tuning.blocks import known_of
+from ridgeline.tuning.blocks import Known, known_of
 from ridgeline.tuning.claims import NONE, Claim, claim_of, value_of_each
 from ridgeline.tuning.duel import Against, DuelPlan, DuelState, Round, Word, last_look, stand
-from ridgeline.tuning.journal import Told, TuneJournal
+from ridgeline.tuning.journal import AIM, Told, TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.meeting import LEAST, judge_together
 from ridgeline.tuning.objective import value_of
@@ -37,7 +37,6 @@ from ridgeline.tuning.watching import TrialsWatch, TuneWatch
 
 KIND = "tune"
 BASELINE = "baseline"
-AIM = "aim"  # the journal's line: rounds that the budget holds, before the first
 FRESH_SEEDS = 1000  # added to the study's: no draw of the search comes again
 PLAN = DuelPlan(contenders=2)
 NO_CLEAR: Word = "no clear difference"
@@ -141,24 +140,36 @@ class Duel:
             return
         costs = ((n, self.rounds_s(n, first=True)) for n in range(PLAN.least, PLAN.most + 1))
         aim = max((n for n, cost in costs if cost <= left_s), default=PLAN.least)
-        self.journal.write(AIM, rounds=aim, of=[c.words for c in self.candidates], at=time.time())
+        known = known_of(self.journal.told().history.trials)
+        self.journal.write(
+            AIM, rounds=aim, of=[c.words for c in self.candidates], first=self.first,
+            known=None if known is None else to_plain(known), at=time.time(),
+        )  # fmt: skip
         self._judging = None
 
-    def _aim_in(self, told: Told) -> int | None:
-        """Rounds that this duel was known to hold; None where the journal tells nothing of it."""
-        line = told.phases.get(AIM)
-        ours = line is not None and line["of"] == [c.words for c in self.candidates]
-        return int(line["rounds"]) if line is not None and ours else None
+    def _aim_in(self, told: Told) -> Mapping[str, Any] | None:
+        """This duel's own line; None where the journal tells nothing of it."""
+        words = [c.words for c in self.candidates]
+        ours = [
+            line for line in told.aims
+            if line["of"] == words and line.get("first", self.first) == self.first
+        ]  # fmt: skip
+        return ours[-1] if ours else None
 
     @property
     def judging(self) -> DuelPlan:
-        """By what it is judged: how many there are, the noise that the search saw, the rounds."""
-        if self._judging is None:  # no trial is added while there is a duel
+        """By what it is judged: how many there are, the noise that the search saw, the rounds. All
+        of it as it was before the first round: a search that goes on later changes no verdict.
+        """
+        if self._judging is None:
             told = self.journal.told()
-            self._judging = replace(
-                PLAN, contenders=len(self.candidates), known=known_of(told.history.trials),
-                aim=self._aim_in(told),
-            )  # fmt: skip
+            line = self._aim_in(told)
+            if line is None or "known" not in line:  # not begun, or a journal from before that
+                known = known_of(told.history.trials)
+            else:
+                known = None if line["known"] is None else Known(**line["known"])
+            aim = None if line is None else int(line["rounds"])
+            self._judging = replace(PLAN, contenders=len(self.candidates), known=known, aim=aim)
         return replace(self._judging, in_blocks=self.in_blocks)
 
     @property

@@ -24,6 +24,7 @@ from ridgeline.tuning.trial import Candidate, History, Trial
 JOURNAL = "tune.jsonl"
 FALLEN = "fallen"  # the line of a duel in which every finalist fell
 REOPENED = "reopened"  # that of a duel which a search with a larger budget leaves behind
+AIM = "aim"  # how many rounds the budget holds for a duel, and by what noise it is judged
 SCHEMA = 1
 
 
@@ -52,7 +53,8 @@ class Told:
     not booked yet. `held_s`: of a question that is measured side by side, until the last change of
     `held_gpus`, which it holds since. `start_s`, `longest_start_s`: of an engine, the last and the
     longest. `judged`: candidates that are not exact. `before`: the lines of duels that the search
-    went on after, by their `kind`, `dueled` their runs as trials. `last_at`: when the last line was
+    went on after, by their `kind`, `dueled` their runs as trials. `aims`:
+    of all duels, before their first round. `last_at`: when the last line was
     written up to which all GPU time is accounted for.
     """
 
@@ -74,6 +76,7 @@ class Told:
     judged: tuple[Judged, ...] = ()
     before: tuple[Mapping[str, Any], ...] = ()
     dueled: tuple[Trial, ...] = ()
+    aims: tuple[Mapping[str, Any], ...] = ()
     last_at: float = 0.0
 
     @property
@@ -308,6 +311,7 @@ _READERS: Mapping[str, Callable[[Told, dict[str, Any], str], Told]] = {
     "judged": _judged,
     FALLEN: partial(_left_behind, kind=FALLEN),
     REOPENED: partial(_left_behind, kind=REOPENED),
+    AIM: lambda told, body, _: replace(told, aims=(*told.aims, body)),
     "bound": lambda told, body, _: replace(
         told, bounds={**told.bounds, body["run"]: body["bound"]}
     ),
