@@ -86,9 +86,9 @@ def test_a_finalist_that_died_in_one_round_is_barred_and_told(tmp_path: Path) ->
 
     found, result = tuned(tmp_path, seqs(160), once)
     assert found.winner.change == {}
-    assert "max_num_seqs=160 died in 1 of 3 rounds" in result.verdict
+    assert "max_num_seqs=160 died in 1 of 2 rounds" in result.verdict
     assert result.duel is not None
-    assert result.duel.duelists[1].verdict == "died in 1 of 3 rounds"
+    assert result.duel.duelists[1].verdict == "died in 1 of 2 rounds"
     again, _ = tuned(tmp_path, seqs(160), never)
     assert again.winner.change == {}
     body = json.loads((tmp_path / "finalist-1-r2" / "run.json").read_text())
@@ -106,6 +106,8 @@ def test_a_baseline_that_does_not_run_does_not_stay(tmp_path: Path, first: int) 
     found, result = tuned(tmp_path, seqs(160, 140), lambda n, seed: n == 100 and seed >= first)
     assert found.winner.change == {"max_num_seqs": 160}
     assert "the baseline does not run, it died in" in result.verdict
+    assert not found.clear
+    assert "one round decides nothing" in result.verdict
     assert result.recommended
 
 
@@ -149,14 +151,18 @@ def test_what_may_miss_the_targets_is_no_clear_winner(
 
 
 def test_one_round_is_not_clear(tmp_path: Path) -> None:
-    """The baseline misses its target and the finalist meets it: by three rounds, and by one."""
+    """The baseline misses its target and the finalist meets it: by three rounds, two and one."""
     found, _ = tuned(tmp_path, seqs(250), of=setting("ttft_p95_ms=65"))
     assert (found.winner.change, found.clear, found.rounds) == ({"max_num_seqs": 250}, True, 3)
     assert found.duel is not None
-    found.duel._read(1)
+    found.duel._read(2)
     short = choose(found.duel, ())
     assert (short.winner.change, short.clear) == ({"max_num_seqs": 250}, False)
-    assert "seen in 1 round only" in short.why
+    assert "seen in 2 rounds only" in short.why
+    found.duel._read(1)
+    one = choose(found.duel, ())
+    assert (one.winner.change, one.clear) == ({}, False)
+    assert "one round of the duel decides nothing" in one.why
 
 
 def test_rounds_that_no_budget_held_are_not_told(tmp_path: Path) -> None:
@@ -190,7 +196,9 @@ def test_the_duel_counts_every_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(dueling, "time", clock)
     tuned(tmp_path, seqs(160), of=four)
     lines = [json.loads(x) for x in (tmp_path / "tune.jsonl").read_text().splitlines()]
-    assert [x["gpu_s"] for x in lines if x.get("what") == "duel"] == [40.0], "10 s of 4 GPUs"
+    assert [x["gpu_s"] for x in lines if x.get("what") == "duel"] == [40.0] * 3, (
+        "10 s of 4 GPUs a round"
+    )
 
 
 STUDY = """\

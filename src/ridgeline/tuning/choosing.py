@@ -49,6 +49,9 @@ def choose(duel: Duel, out: Collection[str]) -> Choice:
     died = duel.died(baseline)
     if died:
         why = f"the baseline does not run, it {died}"
+        # It may end the duel in its first round, which decides nothing, as is said of the one whose
+        # run was within its targets: what does not run is no choice beside it.
+        sure = sure or [c for c in ranked if _one_run_within(duel, c)]
         if sure:
             first, instead = simplest(duel, sure)
             return _if_long_enough(duel, first, why, len(duel.summaries(first)), instead)
@@ -119,6 +122,12 @@ def _better(duel: Duel, ranked: list[Candidate], sure: list[Candidate]) -> Choic
         return Choice(baseline, False, why)
     why = "clearly better than the baseline, but like the baseline it may miss the targets"
     return Choice(first, False, why, instead=instead)
+
+
+def _one_run_within(duel: Duel, candidate: Candidate) -> bool:
+    """Whether it has one valid run alone, whose own intervals meet every target."""
+    runs = duel.summaries(candidate)
+    return len(runs) == 1 and judge(next(iter(runs.values())))[0] == "feasible"
 
 
 def _seems_worse(duel: Duel, candidate: Candidate) -> bool:
@@ -251,4 +260,5 @@ def _if_long_enough(
 
 
 def _short(rounds: int) -> str:
-    return f"{rounds} round{'s' * (rounds != 1)} only, at least {PLAN.least} tell"
+    nothing = "one round decides nothing, " if rounds < LEAST else ""
+    return f"{rounds} round{'s' * (rounds != 1)} only, {nothing}at least {PLAN.least} tell"
