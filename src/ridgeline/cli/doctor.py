@@ -68,12 +68,8 @@ def doctor(
         typer.Option(metavar="FILE", help="The study file of what runs: its knobs, model, GPU."),
     ] = None,
     winner: sourceoptions.Winner = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="M", help="The model served, where no study says it.")
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The GPU, where no study says it.")
-    ] = None,
+    model: sourceoptions.Model = None,
+    gpu: sourceoptions.Gpu = None,
     probe: Annotated[
         bool, typer.Option("--probe", help="Send five small requests, to see what is in between.")
     ] = False,

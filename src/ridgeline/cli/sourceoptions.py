@@ -41,6 +41,10 @@ Winner = Annotated[
         metavar="PATH", help="A winner.yaml or a past study: has the traffic left it since?"
     ),
 ]
+Model = Annotated[
+    str | None, typer.Option(metavar="M", help="The model served, where no study says it.")
+]
+Gpu = Annotated[str | None, typer.Option(metavar="NAME", help="The GPU, where no study says it.")]
 
 
 def check_prometheus_options(

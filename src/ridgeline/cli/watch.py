@@ -45,12 +45,8 @@ def watch(
         typer.Option(metavar="FILE", help="The study file of what runs, for MBU, MFU and bound."),
     ] = None,
     winner: sourceoptions.Winner = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="M", help="The model served, where no study says it.")
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The GPU, where no study says it.")
-    ] = None,
+    model: sourceoptions.Model = None,
+    gpu: sourceoptions.Gpu = None,
     gpus: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="GPUs of one replica [by its engine cores]."),

@@ -62,17 +62,15 @@ def choose(duel: Duel, out: Collection[str]) -> Choice:
     if duel.meets(baseline) is False:
         if sure:
             first, instead = simplest(duel, sure)
-            pairs = len(set(duel.summaries(first)) & set(duel.summaries(baseline)))
             why = "it meets the targets, which the baseline misses"
-            return _if_long_enough(duel, first, why, pairs, instead)
+            return _if_long_enough(duel, first, why, _pairs(duel, first), instead)
         if ranked:
             near = likeliest_of(duel, ranked)
             first, instead = simplest(duel, near)
             why = "the baseline misses the targets; this one may meet them and may miss them"
             if len(near) < len(ranked):
                 why += f"; of {len(ranked)} finalists that may, it is nearest to its targets"
-            pairs = len(set(duel.summaries(first)) & set(duel.summaries(baseline)))
-            long = _if_long_enough(duel, first, why, pairs, instead)
+            long = _if_long_enough(duel, first, why, _pairs(duel, first), instead)
             return replace(long, clear=False)
         return Choice(baseline, False, NONE_MEETS, recommended=False)
     return _better(duel, ranked, sure)
@@ -102,9 +100,9 @@ def _better(duel: Duel, ranked: list[Candidate], sure: list[Candidate]) -> Choic
     meeting = [c for c in sure if not _seems_worse(duel, c)]
     if meeting and duel.meets(baseline) is None:
         first, instead = simplest(duel, meeting)
-        pairs = len(set(duel.summaries(first)) & set(duel.summaries(baseline)))
         why = "it meets the targets, which the baseline is not shown to meet"
-        return replace(_if_long_enough(duel, first, why, pairs, instead), clear=False)
+        long = _if_long_enough(duel, first, why, _pairs(duel, first), instead)
+        return replace(long, clear=False)
     perhaps = [c for c in ranked if duel.beats(c, baseline)]
     if not perhaps:
         why = "no clear winner: no finalist is clearly better than the baseline"
@@ -128,6 +126,11 @@ def _one_run_within(duel: Duel, candidate: Candidate) -> bool:
     """Whether it has one valid run alone, whose own intervals meet every target."""
     runs = duel.summaries(candidate)
     return len(runs) == 1 and judge(next(iter(runs.values())))[0] == "feasible"
+
+
+def _pairs(duel: Duel, candidate: Candidate) -> int:
+    """Rounds in which it and the baseline both have a valid run."""
+    return len(set(duel.summaries(candidate)) & set(duel.summaries(duel.candidates[0])))
 
 
 def _seems_worse(duel: Duel, candidate: Candidate) -> bool:

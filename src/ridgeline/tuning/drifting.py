@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ridgeline.experiment.engines import BLOCKS_NOTE
 from ridgeline.experiment.statistics import t_quantile
 from ridgeline.store.run_directory import StoredRun, is_finished, read_run
 from ridgeline.tuning.dueling import Duel
@@ -93,9 +92,7 @@ def drift_words(told: Told, duels: Sequence[Duel], folder: Path) -> tuple[str, .
     drift = drift_of([one for one in found if one is not None])
     if drift is None:
         return ()
-    summaries = [run.summary for duel in duels for _, run in duel.runs()]
-    in_blocks = any(s is not None and BLOCKS_NOTE in s.notes for s in summaries)
-    return (drift.sentence(in_blocks=in_blocks),)
+    return (drift.sentence(in_blocks=any(duel.in_blocks for duel in duels)),)
 
 
 def drift_of(readings: Sequence[Reading]) -> Drift | None:

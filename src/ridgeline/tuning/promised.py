@@ -60,9 +60,7 @@ def would_meet(side: Side, duel: Duel, among: int) -> tuple[str, ...]:
             mean = mean_of_runs(runs, which, number)
             if mean is None or miss.value is None:
                 continue
-            freedom = mean.freedom_each * (mean.runs - 1)
-            half = t_quantile(freedom, 1 - tail) * math.sqrt(mean.spread.variance / mean.runs)
-            end = max(math.exp(mean.log + half), miss.value)
+            end = max(math.exp(mean.log + mean.half(tail=tail)), miss.value)
         if end is not None and (told := _outwards(miss.key, end)) is not None:
             found.append(f"{miss.key} {told:g}")
     return tuple(found)
