@@ -185,8 +185,10 @@ class Duel:
 
     @property
     def _is_over(self) -> bool:
-        if self._deaths.get(BASELINE) or self.fallen:
+        if self._deaths.get(BASELINE):
             return True
+        if self.fallen:  # whether the baseline may stay takes the least rounds to be told
+            return self.meets(self.candidates[0]) is not None or self.held >= PLAN.least
         state = self.standing()
         return state.done and not more_would_tell(self, state)
 

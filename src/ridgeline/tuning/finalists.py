@@ -85,7 +85,9 @@ def baseline_stays(told: Told, duel: Duel | None) -> bool:
     """
     baseline = Candidate()
     if duel is not None and len(duel.summaries(baseline)) >= LEAST:
-        return duel.meets(baseline) is not False
+        meets = duel.meets(baseline)
+        if meets is not None:
+            return meets
     trials = told.history.of(baseline)
     if not trials or any(t.state == "refused" or crashed(t) for t in trials):
         return False
