@@ -194,7 +194,7 @@ class _Quiet:
         all_of_them = Asked(
             1, tuple(t.candidate for t in trials), 0.0, ("",) * len(trials), "search", 0.0
         )
-        return Told(trials=trials, asked=(all_of_them,), aims=self.aims)
+        return Told(trials=trials, asked=(all_of_them,), aims=self.aims, phases=dict(self.phases))
 
     def stop_asked(self) -> bool:
         """Nobody does."""

@@ -34,9 +34,10 @@ from ridgeline.cli.output import (
 )
 from ridgeline.cli.selftest import Calibrated, calibrate_at_length
 from ridgeline.domain.errors import BadInput
+from ridgeline.domain.slo import parse_slo
 
 if TYPE_CHECKING:
-    from ridgeline.domain.summary import Summary
+    from ridgeline.domain.summary import SloResult, Summary
     from ridgeline.engines.base import Engine
     from ridgeline.experiment.plan import Plan
     from ridgeline.experiment.protocol import Calibrate
@@ -288,8 +289,19 @@ def _exit_code(run: "StoredRun", *, told: bool) -> int:
         reasons = run.summary.verdict.reasons if run.summary else ("nothing was measured",)
         say("ridgeline: the run is void" + ("" if told else f": {'; '.join(reasons)}"))
         return NOT_COMPLETED
-    missed = [r for r in run.summary.slo if not r.met]
+    missed = [r for r in run.summary.slo if r.value is not None and not r.met]
+    unjudged = [r for r in run.summary.slo if r.met is None]
     for result in missed:
-        found = "is not known" if result.value is None else f"found {result.value:.4g}"
-        say(f"ridgeline: limit missed: {result.words}, {found}")
-    return GATE_FAILED if missed else 0
+        say(f"ridgeline: limit missed: {result.words}, found {result.value:.4g}")
+    for result in unjudged:
+        say(f"ridgeline: limit not judged: {result.words}: {_why_unjudged(run.summary, result)}")
+    return GATE_FAILED if missed else NOT_COMPLETED if unjudged else 0
+
+
+def _why_unjudged(summary: "Summary", result: "SloResult") -> str:
+    """Why a limit of a valid run has no value, or one that lies on both sides of it."""
+    (limit,) = parse_slo(result.limit).limits
+    found = summary.intervals.get(f"{limit.metric}_s.{limit.statistic}")
+    if result.traffic_class is None and found is not None and found.reason:
+        return found.reason
+    return "the run cannot tell its figure; the warnings say why"

@@ -1,7 +1,8 @@
 """The command `ridgeline`: finds the verb, runs it, turns what goes wrong into one line.
 
 A verb is a file of this folder with a function of the same name: its arguments are the options, its
-docstring is the help. Only the file of the verb that is asked for is imported.
+docstring is the help. Only the file of the verb that is asked for is imported, and none for the
+list of all verbs, which asks for no more than their names.
 """
 
 import importlib
@@ -73,7 +74,10 @@ def _version(asked: bool) -> None:
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
-    """The application, with the verb that the arguments ask for, or with all of them for help."""
+    """The application: with the verb that the arguments ask for, or with the names of all of them.
+
+    Without a verb in front there is nothing to run: only help, the version, or a word that is none.
+    """
     app = typer.Typer(
         name="ridgeline",
         help="Find the serving configuration that carries your traffic inside its latency targets"
@@ -85,13 +89,20 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         epilog=START,
     )
     app.callback()(_options)
-    asked = [a for a in arguments[:1] if a in VERBS]
-    for verb in asked or VERBS:
-        module = importlib.import_module(f"ridgeline.cli.{verb}")
-        app.command(verb, cls=Verb, short_help=VERBS[verb], epilog=_example(verb))(
-            getattr(module, verb)
-        )
+    for verb in arguments[:1]:
+        if verb in VERBS:
+            module = importlib.import_module(f"ridgeline.cli.{verb}")
+            app.command(verb, cls=Verb, short_help=VERBS[verb], epilog=_example(verb))(
+                getattr(module, verb)
+            )
+            return app
+    for verb, line in VERBS.items():
+        app.command(verb, short_help=line)(_named)
     return app
+
+
+def _named() -> None:
+    """Stands for a verb in the list of all of them."""
 
 
 def _example(verb: str) -> str:

@@ -101,8 +101,15 @@ def quality(
         ),
     ] = 20,
     concurrency: Annotated[
-        int, typer.Option(metavar="N", min=1, max=256, help="Requests at once.")
-    ] = 4,
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=256,
+            help="Prompts read at once. With more than one, servers of the same numbers may differ"
+            " in the last digits, and a flag that did nothing may pass as one that did.",
+        ),
+    ] = 1,
     timeout: Annotated[
         float, typer.Option(metavar="S", min=1.0, help="Seconds for one request.")
     ] = 300.0,
