@@ -233,6 +233,35 @@ def test_a_change_that_does_nothing_on_top_of_others_is_not_proposed() -> None:
     assert "enable_prefix_caching" in alone, "the twin may be blind to it"
 
 
+def test_later_it_is_on_top_of_what_was_measured_alone() -> None:
+    """An H200's winner carried two settings that bought nothing: the pool had no sibling without
+    them once something was measured.
+    """
+    good = Candidate({"max_num_seqs": 64})
+    pool = looks(
+        SPACE, FormulaGround(world, world, LIMITS), LIMITS,
+        measured=[Candidate(), good], good=[good], random=np.random.default_rng(0),
+    )  # fmt: skip
+    assert good in [e.candidate for e in pool]
+    acts = {"max_num_seqs", "max_num_batched_tokens", "quantization"}
+    idle = [e.candidate.change for e in pool if not e.candidate.change.keys() <= acts]
+    assert {"max_num_seqs": 64, "api_server_count": 2} in idle, "the twin may be blind to it"
+    for change in idle:
+        on = {name: value for name, value in change.items() if name in acts}
+        assert on in ({}, good.change)
+        assert len(change) == len(on) + 1
+
+
+def test_of_two_ways_to_say_one_configuration_the_shorter_is_asked_for() -> None:
+    """A capture size that follows from the slots is no change."""
+    pool = looks(SPACE, FormulaGround(world, world, LIMITS), LIMITS, measured=[Candidate()],
+                 good=[], random=np.random.default_rng(0))  # fmt: skip
+    found = [e.candidate.change for e in pool]
+    assert {"max_num_seqs": 128, "max_num_batched_tokens": 4096, "quantization": "fp8"} in found
+    assert not [c for c in found if c.get("max_num_seqs") == 128 and c.get(
+        "max_cudagraph_capture_size") == 256]  # fmt: skip
+
+
 class OwnStarts(FormulaGround):
     """Each candidate pays for its own start, as on a GPU of its own."""
 

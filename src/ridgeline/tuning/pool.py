@@ -2,12 +2,14 @@
 
 Coarse first: every single change of the baseline, and points at random. Then the best of what was
 seen so far is refined round by round: steps to neighbouring values, and the single changes that
-helped put together. What was measured and is good is refined as well. No order of knobs or values
-is preferred; among equals the seed decides.
+helped put together. What was measured and is good is refined as well. A change that does nothing
+on top of others, as the twin has it, is left out until the others were measured. No order of knobs
+or values is preferred; among equals the seed decides.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -62,7 +64,7 @@ def looks(
             break
     for candidate in good:
         pool.add(space.neighbours(space.point(candidate)))
-    return pool.expected() if measured else pool.without_idle(keep=own)
+    return pool.without_idle()
 
 
 def score(expected: Expected, limits: Mapping[str, float]) -> float:
@@ -115,6 +117,10 @@ def _simpler(point: Point, own: Point) -> list[Point]:
     return [(*point[:i], own[i], *point[i + 1 :]) for i in changed]
 
 
+def _changes(point: Point, own: Point) -> frozenset[tuple[int, object]]:
+    return frozenset((i, v) for i, (v, o) in enumerate(zip(point, own, strict=True)) if v != o)
+
+
 def _as_good(one: Expected, other: Expected) -> bool:
     """True when `one` is expected to be no worse than `other` in value and in every limit."""
     if not one.value or not other.value or one.limits.keys() != other.limits.keys():
@@ -132,6 +138,7 @@ class _Pool:
         self._points: dict[str, Point] = {}
         self._found: dict[str, Expected] = {}
         self._scores: dict[Point, float] = {}
+        self._measured: set[str] = set()  # the baseline, too
 
     def __len__(self) -> int:
         return len(self._found)
@@ -145,7 +152,9 @@ class _Pool:
             if resolved.knobs is None or (not forced and self._space.refused(candidate)):
                 continue
             name = resolved.identity
-            if name not in self._found and name not in wanted:
+            if name in self._found:
+                self._shorten(name, point, candidate)
+            elif name not in wanted:
                 wanted[name] = (point, candidate)
         seen = self._ground.expect([c for _, c in wanted.values()])
         for (name, (point, _)), expected in zip(wanted.items(), seen, strict=True):
@@ -154,6 +163,15 @@ class _Pool:
                 continue
             self._points[name], self._found[name] = point, expected
             self._scores[point] = score(expected, self._limits)
+            if forced:
+                self._measured.add(name)
+
+    def _shorten(self, name: str, point: Point, candidate: Candidate) -> None:
+        """Of two ways to say one configuration the shorter stays, but for what was measured."""
+        found = self._found[name]
+        if len(candidate.change) < len(found.candidate.change) and name not in self._measured:
+            self._points[name], self._found[name] = point, replace(found, candidate=candidate)
+            self._scores[point] = score(found, self._limits)
 
     def score(self, point: Point) -> float:
         """The twin's; of a point that comes to the same as another the other's."""
@@ -167,32 +185,35 @@ class _Pool:
         """Points that were looked at, the best first."""
         return sorted(self._points.values(), key=self.score, reverse=True)
 
-    def expected(self) -> tuple[Expected, ...]:
-        return tuple(self._found.values())
+    def without_idle(self) -> tuple[Expected, ...]:
+        """All that were looked at, without those with an idle change, but for what was measured.
 
-    def without_idle(self, keep: Point) -> tuple[Expected, ...]:
-        """All that were looked at, without those with an idle change, but for `keep`.
-
-        A change is idle on top of others when the twin expects as much without it. Before anything
-        was measured there is no better knowledge, and the first candidates shall carry no setting
-        that does nothing; later what the twin is blind to may be found on top of what is good.
+        Changes are idle on top of others when the twin expects as much without them: the others
+        alone are measured first. Once they were, what the twin is blind to may be found on top of
+        them.
         """
         own = self._space.point(Candidate())
-        best = sorted(self._points.values(), key=self.score, reverse=True)[:AT_RANDOM]
-        self.add(simpler for p in best for simpler in _simpler(p, own))
-        kept = self._identity(keep)
-        return tuple(
-            found
-            for name, found in self._found.items()
-            if name == kept or not self._idle(self._points[name], found, own)
-        )
+        left = self._without_idle(own)
+        for _ in own:  # a sibling may have an idle change, too
+            before = len(self)
+            best = sorted((self._points[n] for n in left), key=self.score, reverse=True)
+            self.add(simpler for p in best[:AT_RANDOM] for simpler in _simpler(p, own))
+            if len(self) == before:
+                break
+            left = self._without_idle(own)
+        return tuple(self._found[name] for name in left)
 
-    def _idle(self, point: Point, found: Expected, own: Point) -> bool:
-        for simpler in _simpler(point, own):
-            other = self._found.get(self._identity(simpler))
-            if other is not None and other is not found and _as_good(other, found):
-                return True
-        return False
+    def _without_idle(self, own: Point) -> list[str]:
+        """Names of all but those of which a part of the changes was looked at and is as good."""
+        kept = self._measured
+        changes = {name: _changes(point, own) for name, point in self._points.items()}
+        parts = [(changes[n], e) for n, e in self._found.items() if n not in kept and changes[n]]
+        return [
+            name
+            for name, found in self._found.items()
+            if name in kept
+            or not any(part < changes[name] and _as_good(other, found) for part, other in parts)
+        ]
 
     def _identity(self, point: Point) -> str:
         return self._space.resolved(self._space.candidate(point)).identity
