@@ -103,12 +103,27 @@ def test_the_next_finalist_wins_where_the_best_one_died(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", [0, FIRST_ROUND])  # it never runs, or dies in the duel alone
 def test_a_baseline_that_does_not_run_does_not_stay(tmp_path: Path, first: int) -> None:
+    """Its finalists have the least rounds, which tell that they meet the targets; it has none."""
     found, result = tuned(tmp_path, seqs(160, 140), lambda n, seed: n == 100 and seed >= first)
     assert found.winner.change == {"max_num_seqs": 160}
-    assert "the baseline does not run, it died in" in result.verdict
-    assert not found.clear
-    assert "one round decides nothing" in result.verdict
+    assert "the baseline does not run, it died in 1 of 1 round" in result.verdict
+    assert found.clear
+    assert found.duel is not None
+    assert sorted(found.duel.summaries(found.winner)) == [1, 2, 3]
+    assert not (tmp_path / "baseline-r2").exists()
     assert result.recommended
+    again, told = tuned(tmp_path, seqs(160, 140), never)
+    assert (again.winner, told.verdict) == (found.winner, result.verdict)
+
+
+def test_one_round_beside_a_baseline_that_does_not_run_is_told_as_that(tmp_path: Path) -> None:
+    """Where the budget ends after it: what ran within its targets is named, and not clearly."""
+    found, _ = tuned(tmp_path, seqs(160, 140), lambda n, seed: n == 100 and seed >= FIRST_ROUND)
+    assert found.duel is not None
+    found.duel._read(1)
+    one = choose(found.duel, ())
+    assert (one.winner.change, one.clear) == ({"max_num_seqs": 160}, False)
+    assert "one round decides nothing" in one.why
 
 
 def test_without_any_that_runs_nothing_is_recommended(tmp_path: Path) -> None:

@@ -105,16 +105,18 @@ class Duel:
         return gpus * (starts_s + engines * rounds * run_s)
 
     def _due(self) -> list[Candidate]:
-        """Who is in the coming round: the baseline, and whoever is not out."""
+        """Who is in the coming round: the baseline while it runs, and whoever is not out."""
         out = self.standing().out - {0} if self.held else frozenset()
-        return [c for i, c in enumerate(self.candidates) if i not in out]
+        dead = self._deaths.get(BASELINE)
+        return [c for i, c in enumerate(self.candidates) if i not in out and (i or not dead)]
 
     def _is_up(self, candidate: Candidate) -> bool:
         return self.engines.is_up(self.setting.served(candidate))
 
     def fight(self, left_s: float) -> int:
         """Run rounds until it is decided, or `left_s` GPU seconds are used; returns those that
-        have runs. Without a baseline that runs there is nothing to be paired with: it ends.
+        have runs. Beside a baseline that does not run finalists are paired with nothing: they have
+        the least rounds, which tell whether they meet the targets.
         """
         rounds = self._rounds_on_disk()
         self._take_aim(rounds, left_s)
@@ -186,7 +188,7 @@ class Duel:
     @property
     def _is_over(self) -> bool:
         if self._deaths.get(BASELINE):
-            return True
+            return len(self._due()) == 0 or self.held >= PLAN.least
         if self.fallen:  # whether the baseline may stay takes the least rounds to be told
             return self.meets(self.candidates[0]) is not None or self.held >= PLAN.least
         state = self.standing()
