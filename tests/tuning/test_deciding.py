@@ -10,6 +10,7 @@ from benchmarks.tuning.ground import ReplayGround
 from benchmarks.tuning.settings import SETTINGS
 from ridgeline.tuning.concluding import conclude
 from ridgeline.tuning.deciding import limits_words
+from ridgeline.tuning.duelresult import result_of
 from ridgeline.tuning.meeting import mean_of
 from ridgeline.tuning.outcome import Side
 from ridgeline.tuning.trial import Candidate, Miss
@@ -115,8 +116,8 @@ def test_a_lone_finalist_is_measured_on_while_that_can_decide() -> None:
     assert open_.meets(Candidate()) is False
     assert open_.meets(ONE) is None
     assert open_.standing().best
-    assert not open_._is_over
-    ended = open_.result(3, {}).ended
+    assert not open_.is_over
+    ended = result_of(open_, 3, {}).ended
     assert ended == "its budget is used", "what ended it, where it was not over"
 
 

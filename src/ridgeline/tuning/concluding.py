@@ -9,6 +9,7 @@ from ridgeline.domain.summary import Summary
 from ridgeline.store.run_directory import is_finished, read_run
 from ridgeline.tuning.budgeting import spent_s
 from ridgeline.tuning.drifting import drift_words
+from ridgeline.tuning.duelresult import result_of
 from ridgeline.tuning.front import front_of
 from ridgeline.tuning.goingon import ended_words, fallen_words
 from ridgeline.tuning.journal import Told
@@ -40,7 +41,7 @@ def conclude(
     baseline = winner if not found.winner.change else side_of(session, found, Candidate())
     duel = None
     if found.duel is not None:
-        duel = found.duel.result(found.rounds, found.estimates)
+        duel = result_of(found.duel, found.rounds, found.estimates)
     fallen = [fallen_words(duel) for duel in found.before if duel.fallen]
     return TuneResult(
         study=setting.study,

@@ -4,6 +4,7 @@ Its runs are the study of the tuning's directory: every contender is an experime
 round a repeat, so a report of the directory shows them like any study.
 """
 
+import datetime
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -11,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ridgeline.domain.errors import GIVEN_UP
-from ridgeline.domain.knobs import Configuration
 from ridgeline.domain.summary import Summary
 from ridgeline.experiment.engines import BLOCKS_NOTE
 from ridgeline.experiment.plan import Plan, PlannedExperiment
@@ -20,16 +19,16 @@ from ridgeline.experiment.protocol import Calibrate
 from ridgeline.experiment.runner import run_plan
 from ridgeline.experiment.statistics import merge
 from ridgeline.store.codec import to_plain
-from ridgeline.store.run_directory import StoredRun, is_finished, read_run
+from ridgeline.store.run_directory import StoredRun
 from ridgeline.store.study_directory import StudyDirectory
 from ridgeline.tuning.blocks import Known, known_of
 from ridgeline.tuning.claims import NONE, Claim, claim_of, value_of_each
 from ridgeline.tuning.duel import Against, DuelPlan, DuelState, Round, Word, last_look, stand
+from ridgeline.tuning.dueldisk import DuelDisk
 from ridgeline.tuning.journal import AIM, Told, TuneJournal
 from ridgeline.tuning.lasting import LastingEngines
 from ridgeline.tuning.meeting import LEAST, judge_together
 from ridgeline.tuning.objective import value_of
-from ridgeline.tuning.outcome import Duelist, DuelResult
 from ridgeline.tuning.setting import Setting
 from ridgeline.tuning.trial import Candidate, Miss, State
 from ridgeline.tuning.undecided import more_would_tell, runs_to_decide
@@ -39,7 +38,6 @@ KIND = "tune"
 BASELINE = "baseline"
 FRESH_SEEDS = 1000  # added to the study's: no draw of the search comes again
 PLAN = DuelPlan(contenders=2)
-NO_CLEAR: Word = "no clear difference"
 BLOCKS_WORDS = "its engines ran one after another: what the host did meanwhile is not told apart"
 
 
@@ -80,7 +78,6 @@ class Duel:
     most: int = PLAN.most
     _judging: DuelPlan | None = None
     _runs: dict[str, dict[int, StoredRun]] = field(default_factory=dict)
-    _served: dict[str, tuple[Any, str]] = field(default_factory=dict)
     _deaths: dict[str, frozenset[int]] = field(default_factory=dict)  # rounds, by experiment
 
     def rounds_s(self, rounds: int, *, first: bool) -> float:
@@ -119,10 +116,11 @@ class Duel:
         the least rounds, which tell whether they meet the targets.
         """
         rounds = self._rounds_on_disk()
+        self._leave_cut(rounds)
         self._take_aim(rounds, left_s)
         gpus = self.setting.gpus_for(*self.candidates)
         begun, used_s, first = time.monotonic(), 0.0, True
-        while not self.watch.stop_asked() and not self._is_over:
+        while not self.watch.stop_asked() and not self.is_over:
             cost_s = self.rounds_s(1, first=first)
             if used_s + cost_s > left_s:
                 break
@@ -186,7 +184,8 @@ class Duel:
         return len({n for runs in self._runs.values() for n in runs if n >= self.first})
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether more rounds are not wanted."""
         if self._deaths.get(BASELINE):
             return len(self._due()) == 0 or self.held >= PLAN.least
         if self.fallen:  # whether the baseline may stay takes the least rounds to be told
@@ -326,46 +325,13 @@ class Duel:
         which = self.candidates.index(candidate)
         return runs_to_decide(self._summaries_of_all(), which, self.judging)
 
-    def result(self, rounds: int, estimates: Mapping[str, float]) -> DuelResult:
-        """What came of it; `estimates`: the search's, by a candidate's words."""
-        state = self.standing()
-        stopped = "stopped by the user" if self.watch.stop_asked() else "its budget is used"
-        if not rounds:
-            stopped = "no duel was held: its budget is used"
-        lines = [self._line(c, estimates.get(c.words)) for c in self.candidates]
-        none = self.fallen and (not state.done or state.leader == 0)
-        ended = "no finalist is left" if none else self._reason(state)
-        ended = "the baseline does not run" if self._deaths.get(BASELINE) else ended
-        return DuelResult(rounds, ended if self._is_over else stopped, tuple(lines))
+    def stored(self, candidate: Candidate) -> list[StoredRun]:
+        """All its runs, of earlier duels, failed and void ones too."""
+        return list(self._runs.get(self._name(candidate), {}).values())
 
-    def _reason(self, state: DuelState) -> str:
-        """Why it ended; of one that is left with open targets also that they are too near."""
-        left = None if state.leader is None else self.candidates[state.leader]
-        if not state.best or left is None or self.meets(left) is not None:
-            return state.reason
-        if None not in self.runs_to_decide(left).values():
-            return state.reason
-        return f"{state.reason}; {self.judging.most} rounds would not decide its targets"
-
-    def _line(self, candidate: Candidate, searched: float | None) -> Duelist:
-        base = self.candidates[0]
-        found = None if candidate == base else self.claim(candidate)
-        ratio, low, high = NONE if found is None else (found.ratio, found.low, found.high)
-        pairs = 0 if found is None else found.rounds
-        word: str = NO_CLEAR if found is None else found.verdict
-        verdict = self.died(candidate) or ("the baseline" if candidate == base else word)
-        runs = self._runs.get(self._name(candidate), {}).values()
-        reasons = [d] if (d := self.died(candidate)) else []
-        reasons += [r.failure.text for r in runs if r.failure is not None]
-        reasons += [
-            "; ".join(r.summary.verdict.reasons) for r in runs if r.state == "void" and r.summary
-        ]
-        value, least, most = self.estimate(candidate)
-        return Duelist(
-            candidate.words, candidate.change, self._name(candidate), value,
-            ratio, low, high, pairs, verdict, self.meets(candidate),
-            "; ".join(dict.fromkeys(reasons)) or None, searched, least, most,
-        )  # fmt: skip
+    def name(self, candidate: Candidate) -> str:
+        """Its experiment."""
+        return self._name(candidate)
 
     def _name(self, candidate: Candidate) -> str:
         return names_of(self.candidates, len(self.earlier))[candidate.words]
@@ -429,69 +395,50 @@ class Duel:
     def read_begun(self) -> int:
         """As `read`, with rounds that a kill has cut short; returns the last one that was begun."""
         begun = self._rounds_on_disk()
-        while begun < self.most and any(
-            self._is_ours(self._folder(c, begun + 1)) for c in self.candidates
-        ):
+        while begun < self.most and any(self._disk.is_there(c, begun + 1) for c in self.candidates):
             begun += 1
         self._read(begun)
         return begun
 
     def _rounds_on_disk(self) -> int:
         """Whole rounds from before the process was killed."""
-        rounds = 0
+        rounds, disk = 0, self._disk
         self._read(rounds)
         while rounds < self.most:
-            if not all(self._is_ours(self._folder(c, rounds + 1)) for c in self._due()):
+            if not all(disk.is_there(c, rounds + 1) for c in self._due()):
                 break
             rounds += 1
             self._read(rounds)
         return rounds
 
-    def _folder(self, candidate: Candidate, number: int) -> Path:
-        """Of a round of its own."""
-        return self.folder / f"{self._name(candidate)}-r{self.first - 1 + number}"
-
-    def _read(self, rounds: int) -> None:
-        before = self.first - 1
-        for candidate in self.candidates:
-            name = self._name(candidate)
-            folders = {before + n: self._folder(candidate, n) for n in range(1, rounds + 1)}
-            self._runs[name] = {n: read_run(f) for n, f in folders.items() if self._is_ours(f)}
-            # Also of a round that a kill has cut short: it is not measured again. And the baseline
-            # was in the earlier duels, where it may have died.
-            since = 1 if candidate.change else 1 - before
-            there = {before + n: self._folder(candidate, n) for n in range(since, self.most + 1)}
-            self._deaths[name] = frozenset(
-                n for n, f in there.items() if self._is_ours(f) and _has_died(read_run(f))
+    def _leave_cut(self, rounds: int) -> None:
+        """A round that was begun in another hour is measured whole again."""
+        if self.setting.simulated:
+            return  # a twin does not drift
+        left = self._disk.leave_cut(rounds + 1, self._due(), datetime.datetime.now(datetime.UTC))
+        if left:
+            self.watch.told(
+                f"round {rounds + 1} of the duel was begun too long ago to be one with what is"
+                f" measured now: it is measured again ({', '.join(left)} set aside)"
             )
 
-    def _is_ours(self, folder: Path) -> bool:
-        """Whether a finished run of this duel is there: not that of a finalist of an earlier one,
-        from before the search went on with a larger budget.
-        """
-        if not is_finished(folder):
-            return False
-        if not self._served:
-            self._served = {self._name(c): _wanted(self.setting.served(c)) for c in self.candidates}
-        meta = read_run(folder).meta
-        return _wanted(meta.configuration) == self._served.get(meta.experiment)
+    @property
+    def _disk(self) -> DuelDisk:
+        names = names_of(self.candidates, len(self.earlier))
+        return DuelDisk(self.folder, self.setting, self.candidates, names, self.first, self.most)
+
+    def _read(self, rounds: int) -> None:
+        disk = self._disk
+        for candidate in self.candidates:
+            name = self._name(candidate)
+            self._runs[name] = disk.runs(candidate, rounds)
+            self._deaths[name] = disk.deaths(candidate)
 
 
 def _turns_s(setting: Setting, start_s: float, engines: int, rounds: int) -> float:
     """Seconds of the starts of so many rounds of turns, with the first loads of fresh engines."""
     starts_s = setting.starting_s(start_s, engines, rounds=rounds)
     return starts_s + setting.starts(engines, rounds) * setting.cold_s
-
-
-def _wanted(configuration: Configuration) -> tuple[Any, str]:
-    """What tells contenders apart, as it comes back from the disk."""
-    return to_plain(configuration.knobs), configuration.routing
-
-
-def _has_died(run: StoredRun) -> bool:
-    """Whether its engine did not start or died; a start that a budget ended tells nothing."""
-    given_up = run.failure is not None and GIVEN_UP in run.failure.text
-    return run.state == "failed" and not given_up
 
 
 def turned(pair: Against) -> Against:
