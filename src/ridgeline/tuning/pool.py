@@ -2,14 +2,12 @@
 
 Coarse first: every single change of the baseline, and points at random. Then the best of what was
 seen so far is refined round by round: steps to neighbouring values, and the single changes that
-helped put together. What was measured and is good is refined as well. A change that does nothing
-on top of others, as the twin has it, is left out until the others were measured. No order of knobs
-or values is preferred; among equals the seed decides.
+helped put together. What was measured and is good is refined as well. No order of knobs or values
+is preferred; among equals the seed decides.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -64,7 +62,7 @@ def looks(
             break
     for candidate in good:
         pool.add(space.neighbours(space.point(candidate)))
-    return pool.without_idle()
+    return pool.expected() if measured else pool.without_idle()
 
 
 def score(expected: Expected, limits: Mapping[str, float]) -> float:
@@ -152,10 +150,9 @@ class _Pool:
             if resolved.knobs is None or (not forced and self._space.refused(candidate)):
                 continue
             name = resolved.identity
-            if name in self._found:
-                self._shorten(name, point, candidate)
-            elif name not in wanted:
-                wanted[name] = (point, candidate)
+            if name not in self._found and name not in wanted:
+                short = point if forced else self._shortest(point, name)
+                wanted[name] = (short, self._space.candidate(short))
         seen = self._ground.expect([c for _, c in wanted.values()])
         for (name, (point, _)), expected in zip(wanted.items(), seen, strict=True):
             if expected.refused is not None and not forced:
@@ -166,12 +163,16 @@ class _Pool:
             if forced:
                 self._measured.add(name)
 
-    def _shorten(self, name: str, point: Point, candidate: Candidate) -> None:
-        """Of two ways to say one configuration the shorter stays, but for what was measured."""
-        found = self._found[name]
-        if len(candidate.change) < len(found.candidate.change) and name not in self._measured:
-            self._points[name], self._found[name] = point, replace(found, candidate=candidate)
-            self._scores[point] = score(found, self._limits)
+    def _shortest(self, point: Point, name: str) -> Point:
+        """Without the changes that change nothing of what the engine runs with: a capture size
+        that follows from the slots by itself, say.
+        """
+        own = self._space.point(Candidate())
+        for i, value in enumerate(own):
+            less = (*point[:i], value, *point[i + 1 :])
+            if point[i] != value and self._identity(less) == name:
+                point = less
+        return point
 
     def score(self, point: Point) -> float:
         """The twin's; of a point that comes to the same as another the other's."""
@@ -185,12 +186,17 @@ class _Pool:
         """Points that were looked at, the best first."""
         return sorted(self._points.values(), key=self.score, reverse=True)
 
-    def without_idle(self) -> tuple[Expected, ...]:
-        """All that were looked at, without those with an idle change, but for what was measured.
+    def expected(self) -> tuple[Expected, ...]:
+        """All that were looked at."""
+        return tuple(self._found.values())
 
-        Changes are idle on top of others when the twin expects as much without them: the others
-        alone are measured first. Once they were, what the twin is blind to may be found on top of
-        them.
+    def without_idle(self) -> tuple[Expected, ...]:
+        """All that were looked at, without those with an idle change, but for the baseline.
+
+        Changes are idle on top of others when the twin expects as much without them. Before
+        anything was measured there is no better knowledge, and the first candidates shall carry no
+        setting that does nothing. Later what the twin is blind to may be found on top of what is
+        good: without it a search took 13 % longer on the corpus (53 searches, error 9 %).
         """
         own = self._space.point(Candidate())
         left = self._without_idle(own)
