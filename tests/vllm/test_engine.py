@@ -2,6 +2,8 @@
 
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -29,23 +31,44 @@ KNOBS = Knobs(
 KV_BYTES_PER_TOKEN = 2 * 2 * 2 * 64 * 2
 
 
-@pytest.fixture
-def engine(vllm_python: Path, tmp_path: Path) -> VllmEngine:
+def engine_of(python: Path, folder: Path) -> VllmEngine:
     module = ("-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}")
     return VllmEngine(
         ServerLaunch(
-            command=(str(vllm_python), *module),
+            command=(str(python), *module),
             arguments=("--distributed-executor-backend", "uni"),
             environment=ENVIRONMENT,
-            log_folder=tmp_path / "logs",
+            log_folder=folder / "logs",
             ready_s=240.0,
         )
     )
 
 
+def failing_start(engine: VllmEngine, model: Path) -> RunFailed:
+    impossible = KNOBS.with_changes({"max_num_batched_tokens": 2})
+    with (
+        pytest.raises(RunFailed) as failed,
+        engine.start(Configuration(str(model), impossible, engine="vllm")),
+    ):
+        pass
+    return failed.value
+
+
+@pytest.fixture(scope="module")
+def refusal(
+    vllm_python: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Future[RunFailed]]:
+    """A start that fails: it has the core that the start of the other test leaves idle."""
+    engine = engine_of(vllm_python, tmp_path_factory.mktemp("refusal"))
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(failing_start, engine, tiny_model)
+
+
+@pytest.mark.usefixtures("refusal")
 def test_it_serves_the_configuration_and_leaves_nothing_behind(
-    engine: VllmEngine, tiny_model: Path
+    vllm_python: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
+    engine = engine_of(vllm_python, tmp_path)
     workload = Workload(
         Arrivals(users=12), Prompts(Lengths(64)), Outputs(Lengths(32), ignore_eos=True),
         requests=36, warmup_s=0.0,
@@ -78,13 +101,8 @@ def most_at_once(sink: MemorySink) -> int:
     return most
 
 
-def test_a_start_that_fails_quotes_the_engine(engine: VllmEngine, tiny_model: Path) -> None:
-    impossible = KNOBS.with_changes({"max_num_batched_tokens": 2})
-    with (
-        pytest.raises(RunFailed) as failed,
-        engine.start(Configuration(str(tiny_model), impossible, engine="vllm")),
-    ):
-        pass
-    assert "batch_config" in str(failed.value)
-    assert "must be greater than or equal to max_num_seqs" in str(failed.value)
-    assert failed.value.fix == "raise max_num_batched_tokens or lower max_num_seqs"
+def test_a_start_that_fails_quotes_the_engine(refusal: Future[RunFailed]) -> None:
+    failed = refusal.result()
+    assert "batch_config" in str(failed)
+    assert "must be greater than or equal to max_num_seqs" in str(failed)
+    assert failed.fix == "raise max_num_batched_tokens or lower max_num_seqs"

