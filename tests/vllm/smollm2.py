@@ -14,11 +14,11 @@ from ridgeline.domain.readings import QualityPrompt
 from ridgeline.engines.logprobs import Asking
 from ridgeline.tuning.quality_prompts import bundled_prompts
 
-# Ten short texts and all long ones, cut: about 3,400 tokens, ten seconds a server.
+# Ten short texts and all long ones, cut: about 2,500 tokens, ten seconds a server.
 PROMPTS: tuple[QualityPrompt, ...] = tuple(
     p for i, p in enumerate(bundled_prompts()) if p.long or (i % 2 == 0 and i < 20)
 )
-ASKING = Asking(longest=512, answer_tokens=12, timeout_s=120.0)
+ASKING = Asking(longest=256, short=160, answer_tokens=8, timeout_s=120.0)
 FLAGS = ("--load-format=auto", "--kv-cache-memory-bytes=256M", "--max-model-len=1024")
 
 

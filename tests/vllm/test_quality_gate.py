@@ -30,6 +30,7 @@ REFERENCE, ROUNDED, AGAIN = "bf16", "int4", "again"
 STAY = (REFERENCE, ROUNDED)
 WEIGHTS = (*STAY, "w8a8")  # folders; the others serve the reference's
 TASK = "common_knowledge"
+OWN = 6  # prompts of the user's; the bundled long ones come on top
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ class Gate:
     def read(self, name: str) -> ServerReading:
         """What a server says of PROMPTS and along the reference's answers."""
         if name == AGAIN:
-            return read_server(self.urls[REFERENCE], PROMPTS, ASKING)
+            return read_server(self.url(REFERENCE), PROMPTS, ASKING)
         stays = name in STAY
         with ExitStack() as ends:
             self.urls[name] = (self.stack if stays else ends).enter_context(self.served(name)).url
@@ -59,6 +60,11 @@ class Gate:
                 return own
             reference = self.readings[REFERENCE].result()
             return follow_server(self.urls[name], own, reference, ASKING)
+
+    def url(self, name: str) -> str:
+        """Of one that stays up, once it was read."""
+        self.readings[name].result()
+        return self.urls[name]
 
     def served(self, name: str) -> AbstractContextManager[RealVllm]:
         weights = name if name in WEIGHTS else REFERENCE
@@ -157,13 +163,13 @@ def test_the_command_refuses_and_asks_tasks(
     gate: Gate, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """With the user's own prompts and lm-evaluation-harness on a small task of our own."""
-    assert all(gate.readings[name].result() for name in STAY), "both are up"
-    reference, rounded = (gate.urls[name] for name in STAY)
+    reference, rounded = (gate.url(name) for name in STAY)
     own, out = folder / "own.txt", folder / "verdict.json"
-    own.write_text("".join(f"{' '.join(p.text.split()[:60])}\n" for p in PROMPTS if not p.long))
+    short = [p.text.split()[:60] for p in PROMPTS if not p.long][:OWN]
+    own.write_text("".join(f"{' '.join(words)}\n" for words in short))
     code = ridgeline([
-        "quality", reference, rounded, "--prompts", str(own), "--longest", "256",
-        "--answer-tokens", "8", "--tasks", TASK, "--tasks-folder", str(task_folder(folder)),
+        "quality", reference, rounded, "--prompts", str(own), "--longest", "128",
+        "--answer-tokens", "4", "--tasks", TASK, "--tasks-folder", str(task_folder(folder)),
         "--tokenizer", str(real_weights() / "bf16"), "--json", str(out),
         "--lm-eval", script_says("lm_eval_env.sh", "--where"),
     ])  # fmt: skip
