@@ -10,13 +10,13 @@ import os
 import subprocess
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from real_vllm import ENVIRONMENT, MODEL_NAME, ROOT, serve
-from scenarios import at_random, by_hand
+from scenarios import Scenario, at_random, by_hand
 
 from ridgeline.twin.trace import StepLog, difference, read_step_logs, replay
 
@@ -36,35 +36,6 @@ def parting(log: StepLog) -> str | None:
     return next((d for d in (difference(engine, twin) for engine, twin in both) if d), None)
 
 
-def test_the_scheduler_class_and_the_twin_take_the_same_steps(
-    vllm_python: Path, tiny_model: Path, tmp_path: Path
-) -> None:
-    scenarios = by_hand() + [at_random(seed) for seed in range(RANDOM)]
-    given, log = tmp_path / "scenarios.json", tmp_path / "steps.jsonl"
-    given.write_text(json.dumps(scenarios))
-    driver = Path(__file__).with_name("drive_scheduler.py")
-    done = subprocess.run(
-        [vllm_python, driver, tiny_model, given],
-        env=os.environ | ENVIRONMENT
-        | {"PYTHONPATH": str(ROOT / "scripts"), "RIDGELINE_STEP_LOG": str(log)},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    logs = read(log)
-    assert len(logs) == len(scenarios)
-    partings = {
-        s["name"]: words
-        for s, log in zip(scenarios, logs, strict=True)
-        if (words := parting(log)) is not None
-    }
-    assert partings == {}
-    lines = [line for log in logs for line in log.lines]
-    # What the loads were made for has happened.
-    assert sum(len(line.preempted) for line in lines) > 100
-    assert sum(tokens > 0 for line in lines for tokens in line.hits.values()) > 100
-    assert {log.settings["async_scheduling"] for log in logs} == {True, False}
-
-
 FEW_BLOCKS = (
     "--max-model-len=512", "--max-num-seqs=6", "--max-num-batched-tokens=96",
     "--num-gpu-blocks-override=24", "--long-prefill-token-threshold=64",
@@ -78,6 +49,31 @@ WHOLE_PROMPTS = (
 
 FLAGS = {"few blocks": FEW_BLOCKS, "whole prompts": WHOLE_PROMPTS}
 Logged = tuple[str, Path]  # a server's URL and the log of its scheduler
+
+
+def drive(python: Path, model: Path, folder: Path) -> tuple[list[Scenario], Path]:
+    """The scheduler class on all scenarios, and the log that it wrote."""
+    scenarios = by_hand() + [at_random(seed) for seed in range(RANDOM)]
+    given, log = folder / "scenarios.json", folder / "steps.jsonl"
+    given.write_text(json.dumps(scenarios))
+    driver = Path(__file__).with_name("drive_scheduler.py")
+    done = subprocess.run(
+        [python, driver, model, given],
+        env=os.environ | ENVIRONMENT
+        | {"PYTHONPATH": str(ROOT / "scripts"), "RIDGELINE_STEP_LOG": str(log)},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return scenarios, log
+
+
+@pytest.fixture(scope="module")
+def driven(
+    vllm_python: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Future[tuple[list[Scenario], Path]]]:
+    """It runs while the servers start."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(drive, vllm_python, tiny_model, tmp_path_factory.mktemp("driven"))
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +96,7 @@ def servers(
         yield dict(zip(FLAGS, threads.map(start, FLAGS), strict=True))
 
 
+@pytest.mark.usefixtures("driven")
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_server_and_the_twin_take_the_same_steps(servers: dict[str, Logged], name: str) -> None:
     url, path = servers[name]
@@ -148,3 +145,22 @@ def ask(url: str, number: int) -> tuple[int, int, int]:
     with urllib.request.urlopen(request, timeout=120) as reply:
         usage = json.load(reply)["usage"]
     return number, usage["prompt_tokens"], usage["completion_tokens"]
+
+
+def test_the_scheduler_class_and_the_twin_take_the_same_steps(
+    driven: Future[tuple[list[Scenario], Path]],
+) -> None:
+    scenarios, path = driven.result()
+    logs = read(path)
+    assert len(logs) == len(scenarios)
+    partings = {
+        s["name"]: words
+        for s, log in zip(scenarios, logs, strict=True)
+        if (words := parting(log)) is not None
+    }
+    assert partings == {}
+    lines = [line for log in logs for line in log.lines]
+    # What the loads were made for has happened.
+    assert sum(len(line.preempted) for line in lines) > 100
+    assert sum(tokens > 0 for line in lines for tokens in line.hits.values()) > 100
+    assert {log.settings["async_scheduling"] for log in logs} == {True, False}
