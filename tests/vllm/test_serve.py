@@ -98,7 +98,7 @@ def users(served: Served, model: Path, count: int, pause_s: float = 0.0, tokens:
 
 
 def give_way(served: Served) -> None:
-    """Engines that serve yield to those that start, which would take twice as long beside them."""
+    """Engines that serve leave the cores to those that start, for which the test waits."""
     for replica in served.state()["replicas"]:
         if replica["state"] == "up":
             for process in served.below_all(replica["url"]):
