@@ -109,7 +109,7 @@ def test_steps_are_judged_one_by_one(tmp_path: Path) -> None:
 
 
 def test_a_step_above_the_capacity_says_so_and_voids_nothing(tmp_path: Path) -> None:
-    steps = (LoadStep(30, rate_per_s=2), LoadStep(30, rate_per_s=60))
+    steps = (LoadStep(30, rate_per_s=2), LoadStep(30, rate_per_s=20))
     workload = Workload(
         Arrivals(steps=steps), Prompts(Lengths(500)), Outputs(Lengths(200)), duration_s=60
     )

@@ -1,6 +1,5 @@
 """The twin as an engine: no HTTP, a simulated clock; a 90-second run takes about a second."""
 
-import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
@@ -31,6 +30,7 @@ from ridgeline.engines.twin_records import HandIn
 from ridgeline.engines.twin_scope import DEFAULT_RELEASE, applies, scope_notes
 from ridgeline.twin.calibration import Fitted
 from ridgeline.twin.calibration import fit as fit_constants
+from ridgeline.twin.collector import collector_paused
 from ridgeline.twin.constants import Constants, priors_for
 from ridgeline.twin.fleet import Twin, build_twin
 from ridgeline.twin.offer import Offer
@@ -154,7 +154,7 @@ class TwinEndpoint:
         offer.begin(fleet)
         found = False
         hand = HandIn(fleet, offer, plan.timeouts, sink)
-        with _collector_paused():
+        with collector_paused():
             if isinstance(offer, _CountingOffer):
                 found = _warm_up(fleet, offer)
             interrupted = _simulate(fleet, offer, watch, hand)
@@ -219,18 +219,6 @@ def server_facts(twin: Twin, fleet: AnyFleet | None = None) -> Mapping[str, obje
     if fleet is not None and fleet.now:
         facts["api_server_busy"] = [round(s.busy_ns / fleet.now, 4) for s in fleet.servers]
     return facts
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A simulation makes millions of small tuples and no cycles: looking for some costs a tenth."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class _CountingOffer(Offer):

@@ -15,6 +15,7 @@ from ridgeline.domain.run import Window
 from ridgeline.domain.workload import Workload
 from ridgeline.engines.twin_records import client_limits
 from ridgeline.engines.twin_scope import scope_of
+from ridgeline.twin.collector import collector_paused
 from ridgeline.twin.constants import Constants
 from ridgeline.twin.fleet import Twin
 from ridgeline.twin.offer import Offer
@@ -151,13 +152,19 @@ def figures_of(served: Serving, load: Workload) -> dict[str, dict[str, float]]:
 
 
 def simulated(served: Serving, load: Workload) -> tuple[RunRecords, Window]:
-    """Every request of a run as its client has it, and the run's window."""
+    """Every request of a run as its client has it, and the run's window.
+
+    What comes after the client has given up on everything is not simulated: under a load that
+    piles up it is most of the run.
+    """
     offer = Offer(draw_schedule(load))
     fleet = fleet_of(served.twins, served.pool_of, offer)
-    offer.begin(fleet)
-    fleet.run_until(None)
+    with collector_paused():
+        offer.begin(fleet)
+        fleet.run_until(offer.window_end)  # which a count of requests moves forward
+        limits = client_limits(load.client.timeouts, offer.window_end)
+        fleet.run_until(None if limits.cancel_ns is None else limits.cancel_ns + 1)
     sink = MemorySink()
-    limits = client_limits(load.client.timeouts, offer.window_end)
     for request, item in (*offer.take_ended(), *offer.take_open()):
         record = request_record(request, fleet.replicas[request.replica], limits)
         kind = item.planned.traffic_class

@@ -163,8 +163,11 @@ class ApiServer:
 
         The client has them at the mean over the chunks. Returns what it costs (ns).
         """
-        tokens = sum(outputs.outputs for outputs in waiting)
-        sending = self._send_ns_each * _merged(waiting)
+        if len(waiting) == 1:  # nearly always
+            _, _, chunks, tokens = waiting[0]
+        else:
+            tokens, chunks = sum(outputs.outputs for outputs in waiting), _merged(waiting)
+        sending = self._send_ns_each * chunks
         cost = len(waiting) * self._send_ns + tokens * self._detokenise_ns_each + sending
         self.busy_ns += cost
         when = begin + cost - sending // 2 + self._network_ns
@@ -181,7 +184,7 @@ def _merged(waiting: list[Outputs]) -> int:
     ended there; what a preemption takes out is not looked at.
     """
     chunks = sum(outputs.chunks for outputs in waiting)
-    if len(waiting) == 1 or chunks < sum(outputs.outputs for outputs in waiting):
+    if chunks < sum(outputs.outputs for outputs in waiting):
         return chunks
     most: dict[int, int] = {}
     ended: dict[int, int] = {}

@@ -1,6 +1,7 @@
 """What a simulated run leaves: the step table, one record a request, and the server's counters."""
 
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -226,10 +227,12 @@ def _chunk_times(request: Request, replica: Replica, interval: int) -> NDArray[n
     """When the client had its chunks, as far as they were delivered."""
     request.close_run(replica.scheduler.step + 1)  # of one that was still at it
     runs = request.step_runs(interval)
-    rows = [np.arange(f, f + n) for f, n in zip(runs.first, runs.count, strict=True)]
-    steps = np.concatenate([*rows, _NONE])
-    delivered = np.array(replica.delivered, dtype=np.int64)
-    times: NDArray[np.int64] = np.unique(delivered[steps[steps < len(delivered)]])
+    # The steps of this request only: a run has a hundred thousand, and many requests that are left.
+    rows = [
+        replica.delivered[first : first + count]
+        for first, count in zip(runs.first.tolist(), runs.count.tolist(), strict=True)
+    ]
+    times: NDArray[np.int64] = np.unique(np.array([*chain(*rows)], dtype=np.int64))
     return times  # the last may still be on the way
 
 
