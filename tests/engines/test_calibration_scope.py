@@ -241,8 +241,9 @@ def renamed(folder: Path, name: str) -> Path:
 
 
 def test_runs_of_another_shape_are_refused_and_those_of_an_unknown_one_are_said_to_be_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # the checkout may have the folder that the runs' model was in
     (tmp_path / "other").mkdir()
     other = renamed(tmp_path / "other", "meta-llama/Llama-3.1-8B-Instruct")
     with pytest.raises(BadInput, match=r"seqs-32 served meta-llama/Llama-3.1-8B-Instruct"):

@@ -111,8 +111,11 @@ def test_a_file_that_does_not_say_is_said_to_and_another_gpus_is_not_applied() -
     assert note == "the calibration is of H100-SXM: H200-SXM is predicted with its priors"
 
 
-def test_what_the_runs_served_goes_into_the_file_and_back(tmp_path: Path) -> None:
+def test_what_the_runs_served_goes_into_the_file_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The stored calibration, and the runs that it was made of."""
+    monkeypatch.chdir(tmp_path)  # the checkout may have the folder that the runs' model was in
     stored = read_calibration(STORED)
     assert stored.fitted_on == (FITTED,)
     probe = ROOT / "results" / "h200"
