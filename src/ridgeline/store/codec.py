@@ -151,20 +151,23 @@ class RowReader:
     """Undoes `RowWriter`, whose `columns` may be those of another version."""
 
     def __init__(self, columns: Mapping[str, list[str]]) -> None:
-        self._names = columns["numbers"], columns["texts"]
-        self._row = _row_of(len(columns["numbers"]))
+        numbers, texts = columns["numbers"], columns["texts"]
+        # What a record has no place for (of another version) is left out.
+        self._numbers = [(n, i) for i, n in enumerate(numbers) if n in _SCALARS]
+        self._texts = [(n, i) for i, n in enumerate(texts) if n in _SCALARS]
+        self._row = _row_of(len(numbers))
+        self._count = len(texts)
+        self._known: dict[bytes, dict[str, Any]] = {}  # a few finish reasons, and failures
 
     def from_bytes(self, body: bytes) -> RequestRecord:
         """One request; raises ValueError, TypeError or struct.error for what is none."""
         *numbers, length, stamps, shared = self._row.unpack_from(body)
         at = self._row.size + length
         values: dict[str, Any] = {
-            name: None if value == MISSING else value
-            for name, value in zip(self._names[0], numbers, strict=True)
+            name: None if (value := numbers[place]) == MISSING else value
+            for name, place in self._numbers
         }
-        texts = json.loads(body[self._row.size : at])
-        values |= dict(zip(self._names[1], texts, strict=True))
-        values = {name: value for name, value in values.items() if name in _SCALARS}
+        values.update(self._said(body[self._row.size : at]))
         if stamps >= 0:
             found = np.frombuffer(body, dtype="<i8", count=stamps, offset=at)
             values["chunk_ns"] = found.astype(np.int64)
@@ -176,6 +179,19 @@ class RowReader:
             head, arrays = unpack(body[at:])
             values["steps"] = StepRuns(head["replica"], arrays["first"], arrays["count"])
         return RequestRecord(**values)
+
+    def _said(self, body: bytes) -> dict[str, Any]:
+        """The texts by name."""
+        known = self._known.get(body)
+        if known is not None:
+            return known
+        texts = json.loads(body)
+        if len(texts) != self._count:
+            raise ValueError("another count of texts than its columns say")
+        said = {name: texts[place] for name, place in self._texts}
+        if len(self._known) < _KEPT_TEXTS:
+            self._known[body] = said
+        return said
 
 
 def rows_to_bytes(rows: RequestRows) -> bytes:
