@@ -48,7 +48,7 @@ class Dimension:
         return {self.name: value}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resolved:
     """What the engine would make of a candidate. refused: why it cannot or should not run."""
 
@@ -56,7 +56,7 @@ class Resolved:
     refused: str | None = None
     routing: str = ""
 
-    @property
+    @cached_property  # thirty settings in words
     def identity(self) -> str:
         """Equal for candidates that run with exactly the same settings."""
         return f"{self.knobs!r} {self.routing}"

@@ -6,6 +6,7 @@ that another one could lose against.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 State = Literal[
@@ -18,7 +19,7 @@ State = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Candidate:
     """A configuration as its change from the baseline; the baseline itself has none.
 
@@ -27,7 +28,7 @@ class Candidate:
 
     change: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property  # a search asks for it a hundred thousand times
     def key(self) -> tuple[tuple[str, str], ...]:
         """Equal for candidates with the same change, whatever its order; may be hashed."""
         return tuple(sorted((name, repr(value)) for name, value in self.change.items()))
