@@ -35,6 +35,7 @@ from support.mock_server import (
     models_page,
     plain_stream,
 )
+from support.reference import slowness
 
 TOKENS, PROMPTS, RATE = 32_000, 1000, 200
 REPLY = 3
@@ -67,6 +68,7 @@ def test_the_first_is_sent_at_once_none_waits_to_be_made_and_all_are_as_long_as_
                 "--duration", str(PROMPTS / RATE), "--prompt-tokens", str(TOKENS),
                 "--output-tokens", str(REPLY), "--out", str(tmp_path / "o"),
                 "--json", str(result), "--quiet", "--no-calibration"]  # fmt: skip
+        before = slowness()
         began_ns = time.monotonic_ns()
         done = subprocess.run(
             [sys.executable, "-m", "ridgeline.cli.main", *args],
@@ -78,7 +80,7 @@ def test_the_first_is_sent_at_once_none_waits_to_be_made_and_all_are_as_long_as_
     print(f"first request of the run after {wall_s:.2f} s, {cpu_s:.2f} s of them on a core")
     # start-up, four test requests and their answers, the texts of the run; how long it waits for a
     # core is the machine's doing
-    assert cpu_s < 1.5
+    assert cpu_s < 1.5 * max(before, slowness())
     assert wall_s < 2.0 or load_of_a_core() > 0.5
     body = json.loads(result.read_text())
     assert body["requests"]["ok"] == PROMPTS
@@ -133,4 +135,4 @@ def test_making_a_request_costs_less_than_a_send_may_be_late(prompts: Prompts, e
         spent.append(time.thread_time_ns() - before)
         assert sum(map(len, parts)) > 2 * TOKENS
     print(f"{np.median(spent) / 1e3:.1f} us at the median, {max(spent) / 1e3:.1f} at most")
-    assert np.median(spent) < 300_000
+    assert np.median(spent) < 300_000 * slowness()

@@ -12,6 +12,7 @@ from test_study import STUDY
 
 from ridgeline.cli.main import VERBS
 from ridgeline.cli.main import run as ridgeline
+from support.reference import slowness
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,9 @@ def test_what_is_no_study_is_one_line(
 
 
 def test_help_is_quick_and_names_every_verb() -> None:
-    """CPU time, which other work on the machine does not stretch; the acceptance tests time it."""
+    """CPU time, which other work on the machine hardly stretches, and no more than work that is
+    known; the acceptance tests time it.
+    """
     took = []
     for _ in range(5):
         begun = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -91,7 +94,7 @@ def test_help_is_quick_and_names_every_verb() -> None:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         took.append(ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime)
     assert all(f"  {verb} " in done.stdout for verb in VERBS)
-    assert min(took) < 0.3
+    assert min(took) < 0.3 * slowness()
 
 
 def test_help_loads_nothing_heavy() -> None:
