@@ -41,13 +41,20 @@ def seqs(*numbers: int) -> list[Candidate]:
     return [Candidate(), *(Candidate({"max_num_seqs": n}) for n in numbers)]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The tuning that nobody kills: its folder, and what is said when it is begun again."""
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    assert run(folder).returncode == 0
+    return folder, run(folder).stdout
+
+
 @pytest.mark.parametrize("kill_at", [1, 4, 12, 22])  # in the search, and in the duel
 def test_killed_anywhere_and_begun_again_it_is_the_same_tuning(
-    tmp_path: Path, kill_at: int
+    tmp_path: Path, whole: tuple[Path, str], kill_at: int
 ) -> None:
     """C-TU-08: nothing is measured twice, nothing is lost, the journal is readable after it."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert run(whole).returncode == 0
+    killed = tmp_path / "killed"
     assert run(killed, str(kill_at)).returncode == -9
     told = read_journal(killed / "tune.jsonl")
     files = {t.run: killed / "trials" / str(t.run) / "run.json" for t in told.trials}
@@ -58,11 +65,11 @@ def test_killed_anywhere_and_begun_again_it_is_the_same_tuning(
     again = run(killed)
     assert again.returncode == 0, again.stderr
 
-    ours, theirs = (read_journal(f / "tune.jsonl") for f in (whole, killed))
+    ours, theirs = (read_journal(f / "tune.jsonl") for f in (whole[0], killed))
     assert [t.number for t in theirs.trials] == list(range(1, len(TEN) + 1))
     same = [replace(t, gpu_s=0.0) for t in ours.trials]
     assert [replace(t, gpu_s=0.0) for t in theirs.trials] == same
-    assert again.stdout == run(whole).stdout, "and the same result"
+    assert again.stdout == whole[1], "and the same result"
     for name, body in before.items():
         assert files[name].read_bytes() == body, "measured twice"
     runs = StudyDirectory(killed / "trials").index().runs
