@@ -64,7 +64,7 @@ def told(plan: ClassPlan) -> str:
 def test_a_setting_that_stands_seventh_in_the_file_is_tried_as_well() -> None:
     """Only 32 slots carry this mix, and one GPU does then."""
     plan = priced(
-        study(layout="data_parallel_size: 1", experiments=f"{SIX_OF_NO_USE}\n{WIDE}")
+        study(layout="data_parallel_size: 1", experiments=f"{SIX_OF_NO_USE}\n{WIDE}", seconds=8)
     )  # fmt: skip
     best = plan.cheapest
     assert best is not None
