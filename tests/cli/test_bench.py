@@ -631,6 +631,12 @@ def test_a_target_that_the_run_cannot_tell_is_neither_met_nor_missed(
     summary = replace(run.summary, slo=(open_,), intervals=intervals)
     assert _exit_code(replace(run, summary=summary), told=False) == 3
     assert f"limit not judged: ttft_p50_ms=2000: {why}" in capfd.readouterr().err
+    share = SloResult("attainment=0.9", None, None)
+    why = "not resolvable: between 80.00% and 95.00%, because the client read late"
+    wide = {**intervals, "goodput.attainment": Interval(None, None, 16, why)}
+    shares = replace(summary, slo=(share,), intervals=wide)
+    assert _exit_code(replace(run, summary=shares), told=False) == 3
+    assert f"limit not judged: attainment=0.9: {why}" in capfd.readouterr().err
     both = (open_, SloResult("itl_p95_ms=1", 5.0, False))
     assert _exit_code(replace(run, summary=replace(summary, slo=both)), told=False) == 1
     of_class = replace(summary, slo=(replace(open_, traffic_class="chat"),))

@@ -33,6 +33,7 @@ from ridgeline.cli.output import (
     write_json,
 )
 from ridgeline.cli.selftest import Calibrated, calibrate_at_length
+from ridgeline.domain.attainment import column_of
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.slo import parse_slo
 
@@ -289,19 +290,25 @@ def _exit_code(run: "StoredRun", *, told: bool) -> int:
         reasons = run.summary.verdict.reasons if run.summary else ("nothing was measured",)
         say("ridgeline: the run is void" + ("" if told else f": {'; '.join(reasons)}"))
         return NOT_COMPLETED
-    missed = [r for r in run.summary.slo if r.value is not None and not r.met]
+    missed = [r for r in run.summary.slo if r.met is False]
     unjudged = [r for r in run.summary.slo if r.met is None]
     for result in missed:
-        say(f"ridgeline: limit missed: {result.words}, found {result.value:.4g}")
+        found = "" if result.value is None else f", found {result.value:.4g}"
+        say(f"ridgeline: limit missed: {result.words}{found}")
+    open_loop = not run.meta.workload.arrivals.closed_loop
     for result in unjudged:
-        say(f"ridgeline: limit not judged: {result.words}: {_why_unjudged(run.summary, result)}")
+        why = _why_unjudged(run.summary, result, open_loop=open_loop)
+        say(f"ridgeline: limit not judged: {result.words}: {why}")
     return GATE_FAILED if missed else NOT_COMPLETED if unjudged else 0
 
 
-def _why_unjudged(summary: "Summary", result: "SloResult") -> str:
-    """Why a limit of a valid run has no value, or one that lies on both sides of it."""
+def _why_unjudged(summary: "Summary", result: "SloResult", *, open_loop: bool) -> str:
+    """Why a limit of a valid run is neither met nor missed."""
     (limit,) = parse_slo(result.limit).limits
-    found = summary.intervals.get(f"{limit.metric}_s.{limit.statistic}")
+    path = "goodput.attainment"
+    if limit.statistic is not None:
+        path = f"{column_of(limit.metric, open_loop=open_loop)}.{limit.statistic}"
+    found = summary.intervals.get(path)
     if result.traffic_class is None and found is not None and found.reason:
         return found.reason
     return "the run cannot tell its figure; the warnings say why"

@@ -102,7 +102,8 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 
 def _named() -> None:
-    """Stands for a verb in the list of all of them."""
+    """Stands for a verb in the list of all of them; what comes after `--` is none."""
+    raise typer.BadParameter("give the verb first: `ridgeline VERB ...`")
 
 
 def _example(verb: str) -> str:

@@ -34,7 +34,7 @@ def attained(
     meets = ok.copy()
     for metric in {limit.metric for limit in limits} - {"itl"}:
         largest = max(limit.value for limit in limits if limit.metric == metric) / 1e3
-        value = values[_column(metric, open_loop=open_loop)]
+        value = values[column_of(metric, open_loop=open_loop)]
         meets &= np.isnan(value) | (value <= largest)
     for limit in limits:
         if limit.metric == "itl":
@@ -91,14 +91,14 @@ def judge(
             met = None if value is None else value >= limit.value
         else:
             assert limit.statistic is not None
-            seconds = getattr(worst[_column(limit.metric, open_loop=open_loop)], limit.statistic)
+            seconds = getattr(worst[column_of(limit.metric, open_loop=open_loop)], limit.statistic)
             value = None if seconds is None else seconds * 1e3
             met = None if value is None else value <= limit.value
         results.append(SloResult(str(limit), value, met))
     return tuple(results)
 
 
-def _column(metric: str, *, open_loop: bool) -> str:
+def column_of(metric: str, *, open_loop: bool) -> str:
     """Name of the measured column for an SLO metric."""
     if metric == "ttft" and open_loop:
         return "ttft_intent_s"

@@ -152,10 +152,11 @@ def figures_of(served: Serving, load: Workload) -> dict[str, dict[str, float]]:
 
 
 def simulated(served: Serving, load: Workload) -> tuple[RunRecords, Window]:
-    """Every request of a run as its client has it, and the run's window.
+    """The requests of a run as its client has them, and the run's window.
 
     What comes after the client has given up on everything is not simulated: under a load that
-    piles up it is most of the run.
+    piles up it is most of the run. Those that failed for that may have another name of failure
+    than in a whole run, or, waiting for a slot of the client, no record.
     """
     offer = Offer(draw_schedule(load))
     fleet = fleet_of(served.twins, served.pool_of, offer)

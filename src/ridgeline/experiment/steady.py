@@ -54,10 +54,12 @@ def not_steady(e: Evidence) -> Iterator[Doubt]:
         )
         return
     rates = per_second(e.records, window.start_ns, window.start_ns + whole * 1_000_000_000)
-    open_loop = not e.workload.arrivals.closed_loop
-    if trend(_averages(rates)) is not None or level_shift(rates, open_loop=open_loop) is not None:
+    if trend(_averages(rates)) is not None or level_shift(rates) is not None:
         yield Doubt(f"not steady: throughput {_changed(rates)} over the window")
-    yield from _queue_grew(e) if open_loop else _uneven(e, rates)
+    if e.workload.arrivals.closed_loop:
+        yield from _uneven(e, rates)
+    else:
+        yield from _queue_grew(e)
 
 
 def warmed_up(e: Evidence) -> Iterator[Doubt]:
@@ -110,36 +112,25 @@ def trend(values: Floats) -> float | None:
     slope = float(x @ values) / float(x @ x)
     rest = values - mean - slope * x
     left = float(rest @ rest)
-    error = math.sqrt(left / (n - 2) / float(x @ x) * _goes_together(rest))
+    r = min(max(float(rest[1:] @ rest[:-1]) / left, 0.0), MOST_RESIDUE) if left > 0 else 0.0
+    error = math.sqrt(left / (n - 2) / float(x @ x) * (1 + r) / (1 - r))
     change = slope * (n - 1) / mean
     return change if abs(change) > TREND_SHARE and abs(slope) > TREND_T * error else None
 
 
-def level_shift(values: Floats, *, open_loop: bool = False) -> float | None:
+def level_shift(values: Floats) -> float | None:
     """Change from the first to the last third of a series, of its mean; None when there is none.
 
     A step is no straight line, and its residues go together, so `trend` misses it. It counts above
-    SHIFT_SHARE of the mean and SHIFT_T times its own (Welch) standard error. In an open loop that
-    is wider where neighbours within the thirds go together, as in `trend`: a few long answers that
-    came in a clump by chance are in every second of their stay, and are no drift. (The slots of a
-    closed loop are full either way.)
+    SHIFT_SHARE of the mean and SHIFT_T times its own (Welch) standard error.
     """
     third, mean = len(values) // 3, float(np.mean(values)) if len(values) else 0.0
     if third < FEWEST_IN_THIRD or mean <= 0:
         return None
     first, last = values[:third], values[-third:]
     change = float(last.mean() - first.mean())
-    wider = _goes_together(first - first.mean(), last - last.mean()) if open_loop else 1.0
-    error = math.sqrt((float(first.var(ddof=1)) + float(last.var(ddof=1))) / third * wider)
+    error = math.sqrt((float(first.var(ddof=1)) + float(last.var(ddof=1))) / third)
     return change / mean if abs(change) > max(SHIFT_SHARE * mean, SHIFT_T * error) else None
-
-
-def _goes_together(*residues: Floats) -> float:
-    """By how much the variance of a mean grows: (1 + r) / (1 - r) of the residues' lag 1."""
-    left = sum(float(one @ one) for one in residues)
-    beside = sum(float(one[1:] @ one[:-1]) for one in residues)
-    r = min(max(beside / left, 0.0), MOST_RESIDUE) if left > 0 else 0.0
-    return (1 + r) / (1 - r)
 
 
 def _changed(rates: Floats) -> str:

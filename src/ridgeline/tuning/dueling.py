@@ -116,7 +116,6 @@ class Duel:
         the least rounds, which tell whether they meet the targets.
         """
         rounds = self._rounds_on_disk()
-        self._leave_cut(rounds)
         self._take_aim(rounds, left_s)
         gpus = self.setting.gpus_for(*self.candidates)
         begun, used_s, first = time.monotonic(), 0.0, True
@@ -124,6 +123,8 @@ class Duel:
             cost_s = self.rounds_s(1, first=first)
             if used_s + cost_s > left_s:
                 break
+            if first:
+                self._leave_cut(rounds)
             rounds += 1
             self._round(rounds, left_s - used_s)
             wall_s = time.monotonic() - begun
@@ -378,8 +379,13 @@ class Duel:
         """Everything up to that round; what is there is not measured again."""
         watch = TrialsWatch({}, self.journal, self.setting.goal, self.watch, {})
         whole = self.plan(rounds)
-        # A failed run that is planned is measured again: a death would be forgotten.
-        alive = tuple(e for e in whole.experiments if not self._deaths.get(e.name))
+        # A failed run that is planned is measured again: a death would be forgotten. So is a void
+        # one, and one of an earlier round would be no pair with what was measured beside it.
+        now = self.first - 1 + rounds
+        alive = tuple(
+            replace(e, since=max(e.since, now))
+            for e in whole.experiments if not self._deaths.get(e.name)
+        )  # fmt: skip
         run_plan(
             replace(whole, experiments=alive), StudyDirectory(self.folder), self.engines, watch,
             command=self.command, study_text=self.study_text,
@@ -404,8 +410,8 @@ class Duel:
         """Whole rounds from before the process was killed."""
         rounds, disk = 0, self._disk
         self._read(rounds)
-        while rounds < self.most:
-            if not all(disk.is_there(c, rounds + 1) for c in self._due()):
+        while rounds < self.most and (due := self._due()):
+            if not all(disk.is_there(c, rounds + 1) for c in due):
                 break
             rounds += 1
             self._read(rounds)

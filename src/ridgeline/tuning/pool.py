@@ -21,6 +21,9 @@ BEAM = 5  # points that each round refines
 TOGETHER = 8  # single changes that are combined with each other
 IDLE = 0.002  # log points of value below which a change on top of others is taken for none
 IDLE_LIMIT = 0.01  # the same of a limit
+# What the engine works out by itself where it is not given. Of other options an equal identity may
+# say that the resolution does not know them (a draft model), not that they change nothing.
+FOLLOWING = ("max_cudagraph_capture_size", "max_num_batched_tokens", "long_prefill_token_threshold")
 STEEPNESS = 3.0  # log points of value that a limit missed by one log point costs the ranking
 
 Looked = dict[str, Expected]  # by what the engine would run with
@@ -164,13 +167,13 @@ class _Pool:
                 self._measured.add(name)
 
     def _shortest(self, point: Point, name: str) -> Point:
-        """Without the changes that change nothing of what the engine runs with: a capture size
-        that follows from the slots by itself, say.
-        """
+        """Without the values of `FOLLOWING` that follow from the others by themselves."""
         own = self._space.point(Candidate())
-        for i, value in enumerate(own):
+        for i, (value, dimension) in enumerate(zip(own, self._space.dimensions, strict=True)):
             less = (*point[:i], value, *point[i + 1 :])
-            if point[i] != value and self._identity(less) == name:
+            if dimension.name not in FOLLOWING or point[i] == value:
+                continue
+            if self._identity(less) == name:
                 point = less
         return point
 
