@@ -165,11 +165,13 @@ def test_a_larger_budget_pairs_no_runs_of_another_hour(
     claim = found.duel.claim(found.finalists[0])
     assert claim is not None
     assert claim.ratio == pytest.approx(1.01, abs=0.006)
-    begun = [run.meta.started_at for _, run in found.duel.runs()]
+    begun = [run for _, run in found.duel.runs()]
     assert found.duel.first == first.rounds + 1
-    before = [run.meta.started_at for duel in found.before for _, run in duel.runs()]
+    before = [run for duel in found.before for _, run in duel.runs()]
     assert len(before) == 2 * first.rounds, "what the first one measured is kept"
-    assert max(before) < min(begun)
+    assert not {run.folder for run in before} & {run.folder for run in begun}
+    ended, began = max(r.meta.started_at for r in before), min(r.meta.started_at for r in begun)
+    assert ended <= began, "stamps are of whole seconds"
     told = read_journal(tmp_path / "tune.jsonl")
     assert len(told.dueled) == len(before), "and known to the search"
     assert told.fallen == ()
