@@ -22,7 +22,7 @@ demo-vllm: $(VENV)/.run  ## four knobs of the real vLLM on the CPU, with a repor
 	{ PATH=$$venv/bin:$$PATH $(BIN)/ridgeline study studies/demo-vllm.yaml --out $(DEMO)-vllm; code=$$?; \
 	$(BIN)/ridgeline report $(DEMO)-vllm --html $(DEMO)-vllm/report.html --quiet; exit $$code; }
 
-test: $(VENV)/.dev  ## run the tests (no GPU; about twelve minutes after the set-up)
+test: $(VENV)/.dev  ## run the tests (no GPU; about twenty minutes after the set-up)
 	scripts/ensure_chromium.sh
 	$(BIN)/python -m pytest -n 2
 
