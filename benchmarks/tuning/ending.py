@@ -238,7 +238,7 @@ class ReplayDuel(Duel):
             self.ground.now_s += starts_s
         inside = [(i, c) for i, c in enumerate(self.candidates) if i not in out]
         for i, candidate in inside if rounds % 2 else reversed(inside):  # as plan_runs has it
-            runs = self._runs.setdefault(self._name(candidate), {})
+            runs = self._runs.setdefault(self.name(candidate), {})
             due = range(len(runs) + 1, rounds + 1)
             if due and not together and candidate.words != self._up:  # an engine in its turn
                 self.ground.now_s += starts_s / len(inside)

@@ -26,7 +26,7 @@ def fought(*runs: tuple[Candidate, list[float], list[float]], aim: int | None = 
     assert ground.limits == LIMITS
     duel = ReplayDuel.of(ground, setting_of(ground), [c for c, _, _ in runs[1:]], 100.0)
     for candidate, values, latencies in runs:
-        duel._runs[duel._name(candidate)] = {
+        duel._runs[duel.name(candidate)] = {
             n: _run(LIMITS, (value, 900.0, itl), ERRORS)
             for n, (value, itl) in enumerate(zip(values, latencies, strict=True), 1)
         }
@@ -130,7 +130,7 @@ def test_a_finalist_at_its_limit_is_seldom_dropped_at_any_look(own: float, share
                 found.append(60 * math.exp(level + own * random.standard_normal()))
             for candidate, found in zip(duel.candidates, latencies, strict=True):
                 runs = {n: _run(LIMITS, (100.0, 900.0, x), ERRORS) for n, x in enumerate(found, 1)}
-                duel._runs[duel._name(candidate)] = runs
+                duel._runs[duel.name(candidate)] = runs
             if duel.meets(FASTER) is False:
                 dropped, at_once = dropped + 1, at_once + (seen == 1)
                 assert duel.fallen

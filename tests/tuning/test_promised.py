@@ -35,7 +35,7 @@ def fought(*latencies: tuple[Candidate, list[float]]) -> ReplayDuel:
     ground, of = replayed()
     duel = ReplayDuel.of(ground, of, [c for c, _ in latencies[1:]], 100.0)
     for candidate, own in latencies:
-        duel._runs[duel._name(candidate)] = {
+        duel._runs[duel.name(candidate)] = {
             n: _run(LIMITS, (100.0, 900.0, itl), (0.1, 0.1, 0.1)) for n, itl in enumerate(own, 1)
         }
     return duel

@@ -33,7 +33,6 @@ from ridgeline.cli.output import (
     write_json,
 )
 from ridgeline.cli.selftest import Calibrated, calibrate_at_length
-from ridgeline.domain.attainment import column_of
 from ridgeline.domain.errors import BadInput
 from ridgeline.domain.slo import parse_slo
 
@@ -304,6 +303,8 @@ def _exit_code(run: "StoredRun", *, told: bool) -> int:
 
 def _why_unjudged(summary: "Summary", result: "SloResult", *, open_loop: bool) -> str:
     """Why a limit of a valid run is neither met nor missed."""
+    from ridgeline.domain.attainment import column_of  # noqa: PLC0415  --help is quick
+
     (limit,) = parse_slo(result.limit).limits
     path = "goodput.attainment"
     if limit.statistic is not None:

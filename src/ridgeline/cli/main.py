@@ -89,13 +89,13 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         epilog=START,
     )
     app.callback()(_options)
-    for verb in arguments[:1]:
-        if verb in VERBS:
-            module = importlib.import_module(f"ridgeline.cli.{verb}")
-            app.command(verb, cls=Verb, short_help=VERBS[verb], epilog=_example(verb))(
-                getattr(module, verb)
-            )
-            return app
+    asked = arguments[0] if arguments else ""
+    if asked in VERBS:
+        module = importlib.import_module(f"ridgeline.cli.{asked}")
+        app.command(asked, cls=Verb, short_help=VERBS[asked], epilog=_example(asked))(
+            getattr(module, asked)
+        )
+        return app
     for verb, line in VERBS.items():
         app.command(verb, short_help=line)(_named)
     return app

@@ -49,8 +49,8 @@ def choose(duel: Duel, out: Collection[str]) -> Choice:
     died = duel.died(baseline)
     if died:
         why = f"the baseline does not run, it {died}"
-        # It may end the duel in its first round, which decides nothing, as is said of the one whose
-        # run was within its targets: what does not run is no choice beside it.
+        # The budget may end the duel after one round, which decides nothing, as is said of the one
+        # whose run was within its targets: what does not run is no choice beside it.
         sure = sure or [c for c in ranked if _one_run_within(duel, c)]
         if sure:
             first, instead = simplest(duel, sure)

@@ -196,10 +196,10 @@ class Duel:
 
     def died(self, candidate: Candidate) -> str | None:
         """ "died in N of M rounds"; None for one whose engine has lived through all of them."""
-        deaths = self._deaths.get(self._name(candidate))
+        deaths = self._deaths.get(self.name(candidate))
         if not deaths:
             return None
-        rounds = len(deaths | set(self._runs.get(self._name(candidate), {})))
+        rounds = len(deaths | set(self._runs.get(self.name(candidate), {})))
         return f"died in {len(deaths)} of {rounds} round{'s' * (rounds != 1)}"
 
     @property
@@ -264,7 +264,7 @@ class Duel:
 
     def summaries(self, candidate: Candidate) -> dict[int, Summary]:
         """Its valid runs by round."""
-        runs = self._runs.get(self._name(candidate), {})
+        runs = self._runs.get(self.name(candidate), {})
         return {n: r.summary for n, r in runs.items() if r.valid and r.summary is not None}
 
     def runs(self) -> list[tuple[Candidate, StoredRun]]:
@@ -272,7 +272,7 @@ class Duel:
         found = [
             (n, i, c, run)
             for i, c in enumerate(self.candidates)
-            for n, run in self._runs.get(self._name(c), {}).items()
+            for n, run in self._runs.get(self.name(c), {}).items()
             if n >= self.first
         ]
         return [(c, run) for _, _, c, run in sorted(found, key=lambda one: one[:2])]
@@ -328,13 +328,10 @@ class Duel:
 
     def stored(self, candidate: Candidate) -> list[StoredRun]:
         """All its runs, of earlier duels, failed and void ones too."""
-        return list(self._runs.get(self._name(candidate), {}).values())
+        return list(self._runs.get(self.name(candidate), {}).values())
 
     def name(self, candidate: Candidate) -> str:
         """Its experiment."""
-        return self._name(candidate)
-
-    def _name(self, candidate: Candidate) -> str:
         return names_of(self.candidates, len(self.earlier))[candidate.words]
 
     def _values(self, candidate: Candidate) -> dict[int, float]:
@@ -353,7 +350,7 @@ class Duel:
         out = self.standing().out - {0} if self.rounds else frozenset()
         made = []
         for i, candidate in enumerate(self.candidates):
-            name, since = self._name(candidate), self.first if candidate.change else 1
+            name, since = self.name(candidate), self.first if candidate.change else 1
             ran = max(self._runs.get(name, {}), default=since)
             served = setting.served(candidate)
             made.append(
@@ -436,7 +433,7 @@ class Duel:
     def _read(self, rounds: int) -> None:
         disk = self._disk
         for candidate in self.candidates:
-            name = self._name(candidate)
+            name = self.name(candidate)
             self._runs[name] = disk.runs(candidate, rounds)
             self._deaths[name] = disk.deaths(candidate)
 

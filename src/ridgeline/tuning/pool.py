@@ -139,7 +139,6 @@ class _Pool:
         self._points: dict[str, Point] = {}
         self._found: dict[str, Expected] = {}
         self._scores: dict[Point, float] = {}
-        self._measured: set[str] = set()  # the baseline, too
 
     def __len__(self) -> int:
         return len(self._found)
@@ -163,8 +162,6 @@ class _Pool:
                 continue
             self._points[name], self._found[name] = point, expected
             self._scores[point] = score(expected, self._limits)
-            if forced:
-                self._measured.add(name)
 
     def _shortest(self, point: Point, name: str) -> Point:
         """Without the values of `FOLLOWING` that follow from the others by themselves."""
@@ -214,14 +211,12 @@ class _Pool:
 
     def _without_idle(self, own: Point) -> list[str]:
         """Names of all but those of which a part of the changes was looked at and is as good."""
-        kept = self._measured
         changes = {name: _changes(point, own) for name, point in self._points.items()}
-        parts = [(changes[n], e) for n, e in self._found.items() if n not in kept and changes[n]]
+        parts = [(changes[n], e) for n, e in self._found.items() if changes[n]]
         return [
             name
             for name, found in self._found.items()
-            if name in kept
-            or not any(part < changes[name] and _as_good(other, found) for part, other in parts)
+            if not any(part < changes[name] and _as_good(other, found) for part, other in parts)
         ]
 
     def _identity(self, point: Point) -> str:
